@@ -1,0 +1,145 @@
+"""Starts Ray and the application, and waits for the first healthy answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import FrameType
+
+import yaml
+
+from deployments.config import AppConfig
+from specdec.config import validate_settings
+from specdec.errors import ConfigError
+
+#: Requests and answers travel through it; 100 MB hold thousands of them.
+_OBJECT_STORE_BYTES = 100 * 2**20
+_POLL_S = 0.2
+
+
+def launch(config_path: str, began: float) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config_path: of a configuration of Ray Serve.
+        began: ``time.monotonic()`` at the start of the program.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        url = check_config(config_path)
+    except (OSError, ConfigError) as error:
+        print(f"specdec: {config_path}: {error}", file=sys.stderr)
+        return 2
+    print(f"specdec: starting {config_path}", flush=True)
+    import ray
+    from ray.serve import scripts
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(namespace="serve")
+    else:
+        ray.init(
+            address="local",
+            namespace="serve",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+    watcher = _Watcher(url, began)
+    watcher.start()
+    try:
+        scripts.cli(["run", config_path], standalone_mode=False)
+    except SystemExit:  # `serve run` ends so on Ctrl-C
+        pass
+    finally:
+        watcher.stop()
+        ray.shutdown()
+    if watcher.problem is not None:
+        print(f"specdec: {watcher.problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def check_config(config_path: str) -> str:
+    """Check the applications' arguments before anything is started.
+
+    Returns:
+        The URL at which the server will be.
+
+    Raises:
+        OSError: the file cannot be read.
+        ConfigError: names each key at fault.
+    """
+    try:
+        config = yaml.safe_load(Path(config_path).read_text(encoding="utf-8"))
+        applications = config["applications"]
+        arguments = [application.get("args", {}) for application in applications]
+        http = config.get("http_options") or {}
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"this is no configuration of Ray Serve: {error}") from error
+    for values in arguments:
+        validate_settings(AppConfig, values)
+    return f"http://{http.get('host', '127.0.0.1')}:{http.get('port', 8000)}"
+
+
+class _Watcher(threading.Thread):
+    """Prints when the server answers; ends the program when its deployment has failed."""
+
+    def __init__(self, url: str, began: float) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self._url = url.replace("//0.0.0.0", "//127.0.0.1")
+        self._began = began
+        self._stopped = threading.Event()
+        self.problem: str | None = None
+
+    def run(self) -> None:
+        """Wait for either."""
+        while not self._stopped.wait(_POLL_S):
+            if self._healthy():
+                seconds = time.monotonic() - self._began
+                print(f"specdec ready in {seconds:.1f} s: {self._url}/v1", flush=True)
+                return
+            self.problem = _failure()
+            if self.problem is not None:
+                signal.raise_signal(signal.SIGINT)
+                return
+
+    def stop(self) -> None:
+        """End the wait."""
+        self._stopped.set()
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+def _failure() -> str | None:
+    """Why an application cannot be deployed, if so."""
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus
+
+    try:
+        applications = serve.status().applications
+    except Exception:  # Serve is not up yet  # noqa: BLE001
+        return None
+    failed = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+    for name, application in applications.items():
+        if application.status in failed:
+            reasons = [application.message]
+            reasons += [d.message for d in application.deployments.values() if d.message]
+            return f"application {name} cannot be served:\n" + "\n".join(reasons)
+    return None
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,152 @@
+"""``specdec train-heads``: draft heads for a model, from prompts to a folder that serves."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from specdec.config import EngineSettings, validate_settings
+from specdec.training.options import TrainOptions
+
+if TYPE_CHECKING:
+    from specdec.heads.config import HeadsConfig
+
+_MODEL = EngineSettings()
+_TRAIN = TrainOptions()
+_ANSWER_TOKENS = 160_000
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this command's arguments; those of the training come from its options."""
+    parser = subparsers.add_parser("train-heads", help="train draft heads by self-distillation")
+    parser.add_argument("--model", default=_MODEL.model)
+    parser.add_argument("--cache-dir", type=Path, default=_MODEL.cache_dir)
+    parser.add_argument("--device", default=_MODEL.device, choices=("auto", "cpu", "cuda"))
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        required=True,
+        help='JSONL with "prompt" and optionally "source" per line; may be gzipped',
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the finished heads")
+    parser.add_argument(
+        "--answers", type=Path, help="folder of answers, used again (default: OUT.work/answers)"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="folder of checkpoints, for resuming (default: OUT.work)"
+    )
+    parser.add_argument("--answer-tokens", type=int, default=_ANSWER_TOKENS)
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    for name, field in TrainOptions.model_fields.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            default=None,
+            metavar=name.upper(),
+            help=f"default {field.default}",
+        )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, and print the results as Markdown tables."""
+    given = {
+        name: getattr(options, name)
+        for name in TrainOptions.model_fields
+        if getattr(options, name) is not None
+    }
+    train = validate_settings(TrainOptions, given)
+
+    # torch and transformers take seconds to import: not for --help or a bad option
+    import torch
+    from transformers import AutoTokenizer
+
+    from specdec.model.load import choose_device, load_model
+    from specdec.model.resolve import resolve_model
+    from specdec.training.pipeline import Run, train_heads
+    from specdec.training.prompts import read_prompts
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    prompts = read_prompts(options.prompts)
+    folder = resolve_model(options.model, options.cache_dir)
+    model = load_model(folder, choose_device(options.device), "bfloat16")
+    work = options.work or options.out.with_name(options.out.name + ".work")
+    ids = model.generation_config.eos_token_id if model.generation_config else None
+    ids = model.config.eos_token_id if ids is None else ids
+    config = train_heads(
+        Run(
+            prompts=prompts,
+            prompts_name=options.prompts.name,
+            answers=options.answers or work / "answers",
+            answer_tokens=options.answer_tokens,
+            work=work,
+            out=options.out,
+            options=train,
+            command=_command(options),
+            base_model=options.model,
+        ),
+        model,
+        AutoTokenizer.from_pretrained(folder, local_files_only=True),
+        frozenset([ids] if isinstance(ids, int) else ids or ()),
+        BarReporter(),
+    )
+    print(_tables(config))
+    print(f"\n{options.out}", file=sys.stderr)
+    return 0
+
+
+class BarReporter:
+    """One progress bar per stage, on stderr."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[None] | None = None
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin a bar."""
+        if self._bar is not None:
+            self._bar.close()
+        bar: tqdm[None] = tqdm(
+            desc=name,
+            total=total,
+            unit_scale=True,
+            file=sys.stderr,
+            mininterval=0.1 if sys.stderr.isatty() else 10.0,
+        )
+        self._bar = bar
+
+    def advance(self, done: int, note: str = "") -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(done - self._bar.n)
+            if done >= (self._bar.total or 0):
+                self._bar.close()
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command that repeats this run, without the folders of this machine."""
+    parts = ["specdec", "train-heads", "--model", options.model]
+    parts += ["--prompts", options.prompts.name, "--answer-tokens", str(options.answer_tokens)]
+    for name in TrainOptions.model_fields:
+        if getattr(options, name) is not None:
+            parts += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    return shlex.join([*parts, "--out", options.out.name])
+
+
+def _tables(config: HeadsConfig) -> str:
+    """Accuracy by depth and rank, and tokens per round by size of tree."""
+    measured = config.measured
+    lines = ["| depth | top-1 | top-2 | top-3 | top-5 |", "|---|---|---|---|---|"]
+    for depth, row in enumerate(measured.accuracies, 1):
+        cells = [f"{sum(row[:k]):.3f}" for k in (1, 2, 3, 5)]
+        lines.append(f"| {depth} | {' | '.join(cells)} |")
+    lines += ["", "| nodes | dynamic tree | static tree |", "|---|---|---|"]
+    for size, value in measured.tokens_per_round.items():
+        static = measured.tokens_per_round_static.get(size, float("nan"))
+        lines.append(f"| {size} | {value:.3f} | {static:.3f} |")
+    return "\n".join(lines)

@@ -1,0 +1,128 @@
+"""The engine's settings: one frozen tree, validated once. Every default is written here only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from specdec.errors import ConfigError
+
+SettingsT = TypeVar("SettingsT", bound="Settings")
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+
+class KvSettings(Settings):
+    """The pool of KV pages.
+
+    Attributes:
+        page_size: tokens per page.
+        memory_gib: size of the pool; ignored where ``pages`` is set.
+        pages: number of pages, or None to derive it from ``memory_gib``.
+    """
+
+    page_size: int = Field(16, ge=1, le=1024)
+    memory_gib: float = Field(1.0, gt=0)
+    pages: int | None = Field(None, ge=2)
+
+
+class BatchSettings(Settings):
+    """What one step may hold and how much may wait.
+
+    Attributes:
+        token_budget: most rows (prefill tokens and tree nodes) in a step.
+        prefill_chunk: most prompt tokens of one sequence in a step.
+        max_sequences: most sequences running at once.
+        max_waiting: most sequences waiting before new ones are refused.
+    """
+
+    token_budget: int = Field(512, ge=1)
+    prefill_chunk: int = Field(256, ge=1)
+    max_sequences: int = Field(64, ge=1)
+    max_waiting: int = Field(1024, ge=1)
+
+
+class SpeculationSettings(Settings):
+    """How drafts are made.
+
+    Attributes:
+        enabled: off means plain decoding whatever a request says.
+        heads: a folder or file with draft heads, ``auto`` for the set that ships for the
+            model (plain decoding, with a warning, where none ships), or None for none.
+        tree: ``static`` uses the tree found from the heads' measured accuracies,
+            ``dynamic`` grows one from this step's probabilities.
+        max_nodes: most nodes of a tree, its root included; None takes the size that
+            was measured as fastest for the kind of processor.
+    """
+
+    enabled: bool = True
+    heads: str | None = "auto"
+    tree: Literal["static", "dynamic"] = "dynamic"
+    max_nodes: int | None = Field(None, ge=1, le=128)
+
+
+class EngineSettings(Settings):
+    """Everything that one engine needs.
+
+    Attributes:
+        model: alias, local folder or Hugging Face hub name.
+        cache_dir: where fetched models are kept.
+        device: ``auto`` takes CUDA where there is one.
+        dtype: of the weights. ``bfloat16`` on a CPU without bfloat16 units means 16-bit
+            weights and float32 arithmetic.
+        max_model_length: longest sequence; None takes the model's own limit.
+        threads: CPU threads of the forward pass; None leaves torch's choice.
+        self_check: compare with the model's own forward at start-up.
+    """
+
+    model: str = DEFAULT_MODEL
+    cache_dir: Path = Path("~/.cache/specdec")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_model_length: int | None = Field(None, ge=2)
+    threads: int | None = Field(None, ge=1)
+    self_check: bool = True
+    kv: KvSettings = KvSettings()
+    batch: BatchSettings = BatchSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
+
+    @model_validator(mode="after")
+    def _chunk_fits_budget(self) -> EngineSettings:
+        if self.batch.token_budget < self.batch.max_sequences:
+            raise ValueError(
+                f"batch.token_budget ({self.batch.token_budget}) must be at least "
+                f"batch.max_sequences ({self.batch.max_sequences}), one row each"
+            )
+        return self
+
+
+def validate_settings(kind: type[SettingsT], values: object) -> SettingsT:
+    """Build ``kind`` from plain values, as read from YAML.
+
+    Raises:
+        ConfigError: lists each key at fault with its full path.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from error
+
+
+def describe(error: ValidationError) -> str:
+    """One line per fault: the key's path, what is wrong and the value seen."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        path = ".".join(str(part) for part in fault["loc"]) or "(top level)"
+        if fault["type"] == "extra_forbidden":
+            lines.append(f"{path}: unknown setting")
+        else:
+            lines.append(f"{path}: {fault['msg']} (got {fault['input']!r:.80})")
+    return "\n".join(lines)

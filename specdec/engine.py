@@ -1,0 +1,300 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+A step schedules rows, runs the model once over all of them, verifies every draft tree,
+commits what was accepted, and drafts the next trees. Not thread-safe: one thread owns it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from specdec.config import EngineSettings
+from specdec.drafting import Drafting
+from specdec.errors import ContextLengthError, IntegrityError, RequestError
+from specdec.heads.drafter import Drafter
+from specdec.heads.store import make_drafter
+from specdec.model.resolve import resolve_model
+from specdec.model.runner import ModelRunner, StepOutput
+from specdec.outputs import EngineStats, RequestOutput, RequestStats
+from specdec.params import SamplingParams
+from specdec.policy.pages import PageAllocator
+from specdec.policy.plan import CommitResult, StepPlan
+from specdec.policy.scheduler import Scheduler, SchedulerConfig
+from specdec.policy.sequence import Sequence as SequenceState
+from specdec.policy.stop import StopChecker
+from specdec.policy.tree import DraftTree
+from specdec.policy.verdict import Verdict
+from specdec.verify import VerifyInput, verify_batch
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves many requests with one model.
+
+    Args:
+        runner: the model.
+        tokenizer: of the same model.
+        drafter: the source of candidates.
+        settings: limits and switches; the model itself is already loaded.
+        model_folder: where the model came from.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: PreTrainedTokenizerBase | None,
+        drafter: Drafter,
+        settings: EngineSettings,
+        model_folder: Path | None = None,
+    ) -> None:
+        self.runner = runner
+        self.settings = settings
+        self.model_folder = model_folder
+        self.max_model_length = runner.max_length
+        self._tokenizer = tokenizer
+        self.drafting = Drafting(drafter, settings.speculation, runner)
+        pool = runner.pool
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                token_budget=settings.batch.token_budget,
+                max_sequences=settings.batch.max_sequences,
+                max_waiting=settings.batch.max_waiting,
+                max_tree_nodes=self.drafting.max_nodes,
+                prefill_chunk=settings.batch.prefill_chunk,
+                max_model_length=runner.max_length,
+            ),
+            PageAllocator(pool.num_pages, pool.page_size),
+        )
+        self.stats = EngineStats()
+        self._pending: list[RequestOutput] = []
+
+    @classmethod
+    def from_settings(cls, settings: EngineSettings) -> Engine:
+        """Fetch, load and check the model and its heads.
+
+        Raises:
+            ModelError: the model or its heads cannot be found, loaded or served right.
+        """
+        folder = resolve_model(settings.model, settings.cache_dir)
+        runner = ModelRunner.load(folder, settings)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        heads = settings.speculation.heads if settings.speculation.enabled else None
+        drafter = make_drafter(
+            heads, runner.model, settings.model, settings.speculation.tree, runner.hidden_states
+        )
+        return cls(runner, tokenizer, drafter, settings, folder)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer.
+
+        Raises:
+            RequestError: the engine was made without one.
+        """
+        if self._tokenizer is None:
+            raise RequestError("this engine has no tokenizer")
+        return self._tokenizer
+
+    @property
+    def model_name(self) -> str:
+        """The model as named in the settings."""
+        return self.settings.model
+
+    @property
+    def has_work(self) -> bool:
+        """Whether :meth:`step` has anything to do or to tell."""
+        return bool(self._pending) or self.scheduler.has_work
+
+    def add_request(
+        self, request_id: str, prompt_tokens: Sequence[int], params: SamplingParams
+    ) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: the prompt is empty, a token lies outside the vocabulary, or the
+                id is in use.
+            ContextLengthError: the prompt does not fit the model or the KV pool.
+            QueueFullError: too many wait.
+        """
+        tokens = list(prompt_tokens)
+        self._check_request(tokens, params)
+        checker = StopChecker(
+            params,
+            self.runner.eos_token_ids,
+            self.max_model_length,
+            len(tokens),
+            self._detokenize if self._tokenizer is not None else None,
+        )
+        self.scheduler.add(SequenceState(request_id, tokens, len(tokens), params, checker))
+
+    def abort(self, request_id: str) -> bool:
+        """End a request at once; its pages are free. False if it is not running or waiting."""
+        sequence = self.scheduler.find(request_id)
+        if sequence is None:
+            return False
+        self.scheduler.abort(request_id)
+        self._pending.append(self._output(sequence, ()))
+        return True
+
+    def step(self) -> list[RequestOutput]:
+        """One forward over the packed batch, and all that follows from it.
+
+        Raises:
+            IntegrityError: pages and owners disagree; the engine must not go on.
+        """
+        with self._phase("schedule"):
+            plan = self.scheduler.schedule()
+        if plan.segments:
+            with self._phase("forward"):
+                output = self.runner.run(plan)
+            with self._phase("verify"):
+                verdicts = self._verify(plan, output)
+            with self._phase("commit"):
+                result = self.scheduler.commit(plan, verdicts)
+                self.runner.pool.move(result.moves.source_slots, result.moves.target_slots)
+            with self._phase("draft"):
+                self.drafting.draft(result.committed, output.hidden, self.scheduler.draft_depth)
+            self._count(plan, result)
+            self._pending.extend(self._outputs(result))
+        elif self.scheduler.has_work and not self._pending:
+            raise IntegrityError("requests are unfinished, but none can be scheduled")
+        outputs, self._pending = self._pending, []
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Prove that pages and owners agree.
+
+        Raises:
+            IntegrityError: says which do not.
+        """
+        self.scheduler.check_integrity()
+        if not self.scheduler.has_work and self.pages_in_use:
+            raise IntegrityError(
+                f"no request is unfinished, but {self.pages_in_use} pages are held"
+            )
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages held by running sequences."""
+        allocator = self.scheduler.allocator
+        return allocator.num_pages - allocator.free_pages
+
+    def _check_request(self, tokens: list[int], params: SamplingParams) -> None:
+        vocabulary = self.runner.vocab_size
+        if not tokens:
+            raise RequestError("the prompt is empty", param="prompt")
+        outside = next((t for t in tokens if not 0 <= t < vocabulary), None)
+        if outside is not None:
+            raise RequestError(
+                f"prompt token {outside} lies outside the vocabulary of {vocabulary}",
+                param="prompt",
+            )
+        outside = next((t for t in params.logit_bias if t >= vocabulary), None)
+        if outside is not None:
+            raise RequestError(
+                f"logit_bias names token {outside}, outside the vocabulary of {vocabulary}",
+                param="logit_bias",
+            )
+        if len(tokens) >= self.max_model_length:
+            raise ContextLengthError(
+                f"the prompt has {len(tokens)} tokens; the model's context of "
+                f"{self.max_model_length} leaves no room for an answer",
+                param="prompt",
+            )
+
+    def _detokenize(self, tokens: list[int]) -> str:
+        text = self.tokenizer.decode(
+            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def _verify(self, plan: StepPlan, output: StepOutput) -> list[Verdict | None]:
+        """One verdict per segment; None for prefill chunks that draw no token."""
+        inputs, places = [], []
+        for place, (segment, (start, end)) in enumerate(
+            zip(plan.segments, output.spans, strict=True)
+        ):
+            if not segment.wants_logits:
+                continue
+            sequence = segment.sequence
+            inputs.append(
+                VerifyInput(
+                    logits=output.logits[start:end],
+                    tree=segment.tree or DraftTree.root_only(sequence.tokens[-1]),
+                    params=sequence.params,
+                    committed=sequence.tokens,
+                    prompt_length=sequence.prompt_length,
+                    draft_probabilities=self.drafting.probabilities(sequence, segment.tree),
+                )
+            )
+            places.append(place)
+        verdicts: list[Verdict | None] = [None] * len(plan.segments)
+        for place, verdict in zip(places, verify_batch(inputs), strict=True):
+            verdicts[place] = verdict
+        return verdicts
+
+    def _outputs(self, result: CommitResult) -> Iterator[RequestOutput]:
+        told = set()
+        for committed in result.committed:
+            told.add(committed.sequence.request_id)
+            yield self._output(committed.sequence, committed.tokens)
+        for sequence in result.finished:
+            if sequence.request_id not in told:
+                yield self._output(sequence, ())
+
+    def _output(self, sequence: SequenceState, tokens: tuple[int, ...]) -> RequestOutput:
+        if sequence.finish_reason is None:
+            return RequestOutput(sequence.request_id, tokens)
+        self.drafting.forget(sequence)
+        reason = sequence.finish_reason
+        self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+        return RequestOutput(
+            sequence.request_id, tokens, reason, sequence.error, request_stats(sequence)
+        )
+
+    def _count(self, plan: StepPlan, result: CommitResult) -> None:
+        self.stats.steps += 1
+        self.stats.rows += plan.rows
+        emitted = {c.sequence.request_id: len(c.tokens) for c in result.committed}
+        self.stats.emitted += sum(emitted.values())
+        for segment in plan.segments:
+            if segment.tree is not None and segment.sequence.request_id in emitted:
+                self.stats.rounds += 1
+                self.stats.drafted += len(segment.tree) - 1
+                self.stats.accepted += emitted[segment.sequence.request_id] - 1
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.stats.phase_s
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def request_stats(sequence: SequenceState) -> RequestStats:
+    """What is told of a finished sequence."""
+    stats = sequence.stats
+    finished = stats.finished if stats.finished is not None else stats.arrival
+    scheduled = stats.first_scheduled if stats.first_scheduled is not None else finished
+    return RequestStats(
+        prompt_tokens=sequence.prompt_length,
+        completion_tokens=len(sequence.tokens) - sequence.prompt_length,
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        accepted_by_depth=tuple(stats.accepted_by_depth),
+        walked_by_depth=tuple(stats.walked_by_depth),
+        preemptions=stats.preemptions,
+        queue_s=scheduled - stats.arrival,
+        first_token_s=None if stats.first_token is None else stats.first_token - stats.arrival,
+        total_s=finished - stats.arrival,
+    )

@@ -1,0 +1,1 @@
+"""Draft heads: what they are, how they are stored, and how they make trees."""

@@ -1,0 +1,110 @@
+"""From a folder to a module in evaluation mode, with weights laid out for the processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from specdec.errors import ModelNotFoundError, UnsupportedModelError
+from specdec.model.linear import (
+    PackedLinear,
+    has_fp16_packing,
+    has_native_bfloat16,
+    pack_linears,
+)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+#: Rotary frequencies of these kinds depend on the longest sequence in the batch once it
+#: is longer than the model was trained on.
+_BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+def choose_device(device: str) -> torch.device:
+    """``auto`` is CUDA where there is one, else the CPU.
+
+    Raises:
+        UnsupportedModelError: ``cuda`` was asked for and there is none.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedModelError("device: cuda was asked for, but torch sees no CUDA device")
+    return torch.device(device)
+
+
+def load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedModel:
+    """Load a causal language model for inference.
+
+    On a CPU without bfloat16 units, ``bfloat16`` means weights rounded to bfloat16, kept
+    in 16 bits, and float32 arithmetic (see :mod:`specdec.model.linear`).
+
+    Args:
+        folder: a local folder in Hugging Face's format.
+        device: where the weights go.
+        dtype: ``float32`` or ``bfloat16``.
+
+    Raises:
+        ModelNotFoundError: there is no model in that folder.
+        UnsupportedModelError: it is not a causal language model that transformers knows.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"{folder} holds no config.json, so it is no model folder")
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=_DTYPES[dtype], local_files_only=True
+        )
+    except OSError as error:
+        raise ModelNotFoundError(f"{folder}: {error}") from error
+    except (KeyError, ValueError) as error:
+        raise UnsupportedModelError(f"{folder}: {error}") from error
+    model.eval().requires_grad_(False)
+    if device.type == "cpu" and dtype == "bfloat16" and not has_native_bfloat16():
+        if has_fp16_packing():
+            _pack(model)
+        model.float()
+    return model.to(device)
+
+
+def _pack(model: PreTrainedModel) -> None:
+    """Pack all linear layers in 16 bits; a tied embedding table stays for look-ups."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is Conv1D:
+                setattr(parent, name, PackedLinear(child.weight.T, child.bias))
+    pack_linears(model)
+
+
+def context_limit(config: PretrainedConfig, asked: int | None) -> int:
+    """Longest sequence in tokens: the model's own limit, or ``asked`` where that is shorter.
+
+    Where the rotary frequencies would change with the longest sequence in the batch, the
+    limit is the length up to which they do not: a request's text must not depend on others.
+
+    Raises:
+        UnsupportedModelError: the config states no limit and none was asked for.
+    """
+    text = config.get_text_config(decoder=True)
+    limits = [getattr(text, "max_position_embeddings", None), asked]
+    limits += [_rope_limit(text)]
+    known = [int(limit) for limit in limits if limit is not None]
+    if not known:
+        raise UnsupportedModelError(
+            f"{config.model_type}: the config states no max_position_embeddings; "
+            "set max_model_length"
+        )
+    return min(known)
+
+
+def _rope_limit(config: PretrainedConfig) -> int | None:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    limits = [
+        kind.get("original_max_position_embeddings") or config.max_position_embeddings
+        for kind in (nested or [parameters])
+        if kind.get("rope_type") in _BATCH_DEPENDENT_ROPE
+    ]
+    return min(limits) if limits else None

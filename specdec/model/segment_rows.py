@@ -1,0 +1,88 @@
+"""What the model must know of a plan's segments: rows, positions and who sees whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec.policy.plan import StepPlan
+from specdec.policy.tree import DraftTree
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SegmentRows:
+    """What the model must know of one segment.
+
+    Attributes:
+        pages: pages of the sequence, covering all of the segment's positions.
+        start: slot position of the first row: tokens before it have their KV in the pages.
+        tokens: per row its token.
+        tree: the draft tree of a verify segment; None for a prefill chunk.
+        wants_logits: whether a prefill chunk's last row needs logits (a tree's rows all do).
+    """
+
+    pages: Sequence[int]
+    start: int
+    tokens: tuple[int, ...]
+    tree: DraftTree | None
+    wants_logits: bool
+
+    @property
+    def width(self) -> int:
+        """Rows of the segment."""
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """Slots that its rows may attend to."""
+        return self.start + len(self.tokens)
+
+    @property
+    def logit_count(self) -> int:
+        """Rows that need logits: all of a tree, the last or none of a prefill chunk."""
+        return self.width if self.tree is not None else int(self.wants_logits)
+
+    def positions(self) -> Ints:
+        """Per row its true position ``[width]``: tree nodes of one depth share theirs."""
+        if self.tree is None:
+            return np.arange(self.start, self.length)
+        return self.start + np.asarray(self.tree.depths, dtype=np.int64)
+
+    def visible(self) -> Bools:
+        """Which rows of the segment each row attends to, ``[width, width]``."""
+        if self.tree is None:
+            return np.tri(self.width, dtype=np.bool_)
+        return ancestors(self.tree.parents)
+
+
+@lru_cache(maxsize=256)
+def ancestors(parents: tuple[int, ...]) -> Bools:
+    """Per node (row) itself and its ancestors (columns), ``[N, N]``, read-only."""
+    seen = np.eye(len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            seen[node] |= seen[parent]
+    seen.flags.writeable = False
+    return seen
+
+
+def segment_rows(plan: StepPlan) -> list[SegmentRows]:
+    """The segments of a plan as the model sees them."""
+    rows = []
+    for segment in plan.segments:
+        lease = segment.sequence.lease
+        if lease is None:
+            raise ValueError(f"{segment.sequence.request_id} is scheduled without pages")
+        rows.append(
+            SegmentRows(
+                lease.pages, segment.start, segment.tokens, segment.tree, segment.wants_logits
+            )
+        )
+    return rows

@@ -1,0 +1,156 @@
+"""What verification is asked about, and the walk down a tree that all rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec import noise
+from specdec.params import SamplingParams
+from specdec.policy.tree import DraftTree
+from specdec.policy.verdict import Verdict
+from specdec.sampling import RowHistory
+
+
+@dataclass(frozen=True)
+class VerifyInput:
+    """One sequence's tree with the target's logits.
+
+    Attributes:
+        logits: ``[N, V]`` float32, row i what the target says after node i. Views of
+            consecutive rows of one tensor are best: they are then read in place.
+        tree: N nodes; the root is the last committed token. For ``rejection`` siblings must
+            stand in the order in which they were sampled.
+        params: of the request.
+        committed: all committed tokens, the root included.
+        prompt_length: how many of them are the prompt.
+        draft_probabilities: ``[depth, V]``, row d-1 the processed draft distribution that
+            the nodes at depth d were sampled from; None for candidates that were not
+            sampled. Read by ``rejection`` alone.
+
+    Raises:
+        ValueError: the parts do not fit each other.
+    """
+
+    logits: Tensor
+    tree: DraftTree
+    params: SamplingParams
+    committed: Sequence[int]
+    prompt_length: int
+    draft_probabilities: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        nodes, vocabulary = self.logits.shape
+        if nodes != len(self.tree):
+            raise ValueError(f"{nodes} rows of logits for a tree of {len(self.tree)} nodes")
+        if self.committed[-1] != self.tree.tokens[0]:
+            raise ValueError(
+                f"the tree's root is token {self.tree.tokens[0]}, "
+                f"the last committed token {self.committed[-1]}"
+            )
+        if self.draft_probabilities is not None:
+            need = max(self.tree.depths)
+            depth, columns = self.draft_probabilities.shape
+            if depth < need or columns != vocabulary:
+                raise ValueError(
+                    f"draft_probabilities is [{depth}, {columns}] "
+                    f"for a tree of depth {need} over {vocabulary} tokens"
+                )
+
+    @property
+    def position(self) -> int:
+        """Position of the root's successor."""
+        return len(self.committed)
+
+    def history(self, node: int) -> RowHistory:
+        """The tokens before the one that ``node``'s row decides about."""
+        output = [*self.committed[self.prompt_length :]]
+        output += [self.tree.tokens[i] for i in self.tree.path_to(node)[1:]]
+        return RowHistory(self.committed[: self.prompt_length], output)
+
+
+@dataclass
+class Walk:
+    """A walk in progress: the nodes reached and the tokens decided after each but the last."""
+
+    source: VerifyInput
+    nodes: list[int] = field(default_factory=lambda: [0])
+    tokens: list[int] = field(default_factory=list)
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        self._below = self.source.tree.children()
+
+    @property
+    def node(self) -> int:
+        """The node whose successor is to be decided."""
+        return self.nodes[-1]
+
+    @property
+    def row(self) -> Tensor:
+        """``[V]`` logits after that node."""
+        return self.source.logits[self.node]
+
+    @property
+    def position(self) -> int:
+        """Position of that successor."""
+        return self.source.position + len(self.nodes) - 1
+
+    @property
+    def children(self) -> list[int]:
+        """Candidates for that successor."""
+        return self._below[self.node]
+
+    @property
+    def history(self) -> RowHistory | None:
+        """The tokens before that successor, where the parameters need them."""
+        needed = self.source.params.has_penalties
+        return self.source.history(self.node) if needed else None
+
+    def follow(self, token: int) -> bool:
+        """Commit a token and go to the child that holds it; False if none does."""
+        self.tokens.append(token)
+        tree = self.source.tree
+        child = next((c for c in self.children if tree.tokens[c] == token), None)
+        if child is not None:
+            self.nodes.append(child)
+        return child is not None
+
+    def branch(self, child: int) -> Walk:
+        """A walk of its own, one node further, with that child's token committed."""
+        token = self.source.tree.tokens[child]
+        return Walk(self.source, [*self.nodes, child], [*self.tokens, token])
+
+    def fail(self) -> None:
+        """End the walk at logits that cannot be used."""
+        self.error = non_finite(self.position).error
+
+    def verdict(self) -> Verdict:
+        """Of the finished walk."""
+        if self.error is not None:
+            return Verdict.failure(self.error)
+        return Verdict(tuple(self.nodes), tuple(self.tokens))
+
+
+def non_finite(position: int) -> Verdict:
+    """The verdict on a walk that reached a row without usable numbers."""
+    return Verdict.failure(f"the model produced non-finite logits at position {position}")
+
+
+def gather_rows(walks: Sequence[Walk]) -> Tensor:
+    """The rows at which the walks stand, ``[len(walks), V]``."""
+    return torch.stack([walk.row for walk in walks])
+
+
+def walk_noise(walks: Sequence[Walk], lanes: Sequence[int] = (noise.DRAW_LANE,)) -> Tensor:
+    """Uniforms ``[len(walks), len(lanes)]`` for the successors of the walks' nodes."""
+    numbers = noise.uniforms(
+        np.array([walk.source.params.seed for walk in walks], dtype=np.uint64)[:, None],
+        np.array([walk.position for walk in walks], dtype=np.uint64)[:, None],
+        np.array(lanes, dtype=np.uint64),
+    )
+    return torch.from_numpy(numbers).to(walks[0].source.logits.device)
