@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from bench.common import RESULTS, Figure, load_prompts, report, table, write_results
+from bench.reference import generate_greedy, load_reference
 from specdec.chat import encode_prompt
 from specdec.config import DEFAULT_MODEL, EngineSettings, validate_settings
 from specdec.engine import Engine
@@ -68,19 +69,6 @@ def answer_all(
 
 
 @torch.inference_mode()
-def generate_all(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """Greedy answers of ``generate``, one prompt at a time (padding would change rounding)."""
-    answers = []
-    for prompt in tqdm(prompts, unit="answer"):
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
-        )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
-
-
-@torch.inference_mode()
 def find_divergence(
     model: PreTrainedModel, name: str, prompt: list[int], expected: list[int], got: list[int]
 ) -> Divergence | None:
@@ -119,10 +107,11 @@ def main() -> int:
     ]
     speculative = answer_all(engine, encoded, options.tokens, speculation=True)
     plain = answer_all(engine, encoded, options.tokens, speculation=False)
-    model = AutoModelForCausalLM.from_pretrained(
-        engine.model_folder, dtype=getattr(torch, options.dtype)
-    ).eval()
-    expected = generate_all(model, encoded, options.tokens)
+    model = load_reference(engine.model_folder, options.dtype)
+    # One prompt at a time: padding would change rounding.
+    expected = [
+        generate_greedy(model, prompt, options.tokens) for prompt in tqdm(encoded, unit="answer")
+    ]
     model = model.float()
     found: dict[str, list[Divergence]] = {}
     for name, ours, theirs in (

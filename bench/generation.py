@@ -18,10 +18,11 @@ from statistics import mean
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
+from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from bench.common import BenchPrompt, Figure, load_prompts, report, table, write_results
+from bench.reference import generate_greedy, load_reference
 from specdec.chat import encode_prompt
 from specdec.config import DEFAULT_MODEL, EngineSettings, validate_settings
 from specdec.engine import Engine
@@ -95,21 +96,12 @@ def run_engine(engine: Engine, prompt: list[int], params: SamplingParams) -> Run
     return Run(tokens, first, time.perf_counter() - started, stats)
 
 
-@torch.inference_mode()
-def run_generate(model: torch.nn.Module, prompt: list[int], max_tokens: int) -> Run:
+def run_generate(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> Run:
     """Answer one prompt by ``transformers.generate``."""
-    ids = torch.tensor([prompt], device=model.device)
     streamer = FirstToken()
     started = time.perf_counter()
-    out = model.generate(  # type: ignore[operator]
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        streamer=streamer,
-    )
-    total = time.perf_counter() - started
-    return Run(out[0, len(prompt) :].tolist(), streamer.at - started, total)
+    tokens = generate_greedy(model, prompt, max_tokens, streamer)
+    return Run(tokens, streamer.at - started, time.perf_counter() - started)
 
 
 def measure(options: argparse.Namespace) -> int:
@@ -130,9 +122,7 @@ def measure(options: argparse.Namespace) -> int:
     engine = Engine.from_settings(settings)
     reference = None
     if not options.skip_generate:
-        reference = AutoModelForCausalLM.from_pretrained(
-            engine.model_folder, dtype=getattr(torch, options.dtype)
-        ).eval()
+        reference = load_reference(engine.model_folder, options.dtype)
     prompts = load_prompts(options.prompts, options.prompt_file)
     encoded = [
         encode_prompt(engine.tokenizer, [{"role": "user", "content": p.text}]) for p in prompts

@@ -11,8 +11,6 @@ import os
 import sys
 import time
 
-from deployments.launcher import launch
-
 
 def main() -> int:
     """Parse the command line and serve until interrupted."""
@@ -25,6 +23,8 @@ def main() -> int:
     # What Ray reads from the environment only. What the user has set stays.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    from deployments.launcher import launch  # imports Ray, which reads them
+
     return launch(options.config, began)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.metadata
 import logging
 import time
 from dataclasses import asdict
@@ -149,7 +148,6 @@ def _load_tokenizer(config: AppConfig) -> PreTrainedTokenizerBase:
 
 
 def _fingerprint(config: AppConfig) -> str:
-    """Changes with whatever may change the answers of a seed."""
-    version = importlib.metadata.version("specdec")
-    text = f"{version} {config.engine.model_dump_json()}"
-    return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    """Changes with the settings that may change the answer of a seed."""
+    digest = hashlib.sha256(config.engine.model_dump_json().encode()).hexdigest()
+    return f"fp_{digest[:10]}"

@@ -12,7 +12,13 @@ import urllib.request
 from pathlib import Path
 from types import FrameType
 
+import ray
 import yaml
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve import scripts
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from deployments.config import AppConfig
 from specdec.config import validate_settings
@@ -39,10 +45,8 @@ def launch(config_path: str, began: float) -> int:
         print(f"specdec: {config_path}: {error}", file=sys.stderr)
         return 2
     print(f"specdec: starting {config_path}", flush=True)
-    import ray
-    from ray.serve import scripts
-
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore SIGINT
+        signal.signal(number, _interrupt)
     if os.environ.get("RAY_ADDRESS"):
         ray.init(namespace="serve")
     else:
@@ -97,18 +101,19 @@ class _Watcher(threading.Thread):
         self._url = url.replace("//0.0.0.0", "//127.0.0.1")
         self._began = began
         self._stopped = threading.Event()
+        self._main = threading.get_ident()
         self.problem: str | None = None
 
     def run(self) -> None:
         """Wait for either."""
         while not self._stopped.wait(_POLL_S):
-            if self._healthy():
+            running, self.problem = _state()
+            if self.problem is not None:
+                signal.pthread_kill(self._main, signal.SIGINT)
+                return
+            if running and self._healthy():
                 seconds = time.monotonic() - self._began
                 print(f"specdec ready in {seconds:.1f} s: {self._url}/v1", flush=True)
-                return
-            self.problem = _failure()
-            if self.problem is not None:
-                signal.raise_signal(signal.SIGINT)
                 return
 
     def stop(self) -> None:
@@ -123,22 +128,20 @@ class _Watcher(threading.Thread):
             return False
 
 
-def _failure() -> str | None:
-    """Why an application cannot be deployed, if so."""
-    from ray import serve
-    from ray.serve.schema import ApplicationStatus
-
+def _state() -> tuple[bool, str | None]:
+    """Whether all applications run, and why one cannot be deployed, if so."""
     try:
         applications = serve.status().applications
-    except Exception:  # Serve is not up yet  # noqa: BLE001
-        return None
+    except (RayError, RayServeException):  # Serve is not up yet
+        return False, None
     failed = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
     for name, application in applications.items():
         if application.status in failed:
             reasons = [application.message]
             reasons += [d.message for d in application.deployments.values() if d.message]
-            return f"application {name} cannot be served:\n" + "\n".join(reasons)
-    return None
+            return False, f"application {name} cannot be served:\n" + "\n".join(reasons)
+    states = {application.status for application in applications.values()}
+    return states == {ApplicationStatus.RUNNING}, None
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

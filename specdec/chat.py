@@ -24,7 +24,7 @@ def encode_prompt(
         raise RequestError("this model has no chat template; use a text prompt", param="messages")
     try:
         rendered = tokenizer.apply_chat_template(
-            list(prompt), add_generation_prompt=True, tokenize=False
+            [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
         )
     except Exception as error:  # jinja templates raise errors of many kinds on purpose
         raise RequestError(

@@ -80,7 +80,8 @@ class Drafting:
 
     def probabilities(self, sequence: SequenceState, tree: DraftTree | None) -> Tensor | None:
         """Per node of ``tree`` the distribution its children were drawn from, ``[N, V]``;
-        None where drafts are deterministic."""
+        None where drafts are deterministic.
+        """
         stored = self._probabilities.get(sequence.request_id)
         return None if stored is None or tree is None else stored[: len(tree)]
 

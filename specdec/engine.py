@@ -16,7 +16,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdec.config import EngineSettings
 from specdec.drafting import Drafting
-from specdec.errors import ContextLengthError, IntegrityError, RequestError
+from specdec.errors import (
+    ContextLengthError,
+    IntegrityError,
+    ModelNotFoundError,
+    RequestError,
+)
 from specdec.heads.drafter import Drafter
 from specdec.heads.store import make_drafter
 from specdec.model.resolve import resolve_model
@@ -56,7 +61,7 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.settings = settings
-        self.model_folder = model_folder
+        self._model_folder = model_folder
         self.max_model_length = runner.max_length
         self._tokenizer = tokenizer
         self.drafting = Drafting(drafter, settings.speculation, runner)
@@ -101,6 +106,17 @@ class Engine:
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer")
         return self._tokenizer
+
+    @property
+    def model_folder(self) -> Path:
+        """Where the model was loaded from.
+
+        Raises:
+            ModelNotFoundError: the engine was made around a model in memory.
+        """
+        if self._model_folder is None:
+            raise ModelNotFoundError("this engine's model did not come from a folder")
+        return self._model_folder
 
     @property
     def model_name(self) -> str:

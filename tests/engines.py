@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -142,20 +143,6 @@ def tokens_of(outputs: Sequence[RequestOutput]) -> list[int]:
 
 
 @torch.no_grad()
-def generate_greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
-    """What ``transformers.generate`` answers."""
-    ids = torch.tensor([prompt])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=count,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return list(out[0, len(prompt) :].tolist())
-
-
-@torch.no_grad()
 def plain_sampling(
     model: PreTrainedModel, prompt: list[int], count: int, params: SamplingParams
 ) -> list[int]:
@@ -170,8 +157,9 @@ def plain_sampling(
         processors.append(MinPLogitsWarper(params.min_p))
     tokens = list(prompt)
     for _ in range(count):
-        ids = torch.tensor([tokens])
-        logits = processors(ids, model(ids, use_cache=False).logits[:, -1].float())
+        ids = cast(torch.LongTensor, torch.tensor([tokens]))
+        rows = cast(torch.FloatTensor, model(ids, use_cache=False).logits[:, -1].float())
+        logits = processors(ids, rows)
         mass = logits.softmax(-1).double()[0].cumsum(0)
         draw = uniform(params.seed, len(tokens)) * mass[-1].item()
         tokens.append(int(torch.searchsorted(mass, torch.tensor(draw).double(), right=True)))

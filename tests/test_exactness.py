@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from bench.reference import generate_greedy
 from specdec.params import SamplingParams
 from tests.engines import (
     ScriptedDrafter,
-    generate_greedy,
     plain_sampling,
     run_all,
     tiny_engine,
     tokens_of,
 )
 from tests.tiny_models import FAMILIES, VOCABULARY, tiny_model
-
-torch.set_num_threads(1)
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 17, 21, 24, 29, 33, 37, 40, 45, 50, 55)
 NEW_TOKENS = 24
@@ -84,12 +83,12 @@ def test_greedy_equals_generate(
     assert (preemptions > 0) == (case == "preempted")
 
 
-SAMPLED = {
-    "temperature": {"temperature": 0.8},
-    "top_k": {"temperature": 1.2, "top_k": 20},
-    "top_p": {"temperature": 1.0, "top_p": 0.9},
-    "all": {"temperature": 1.5, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
-}
+SAMPLED = (
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=1.2, top_k=20),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=1.5, top_k=50, top_p=0.95, min_p=0.02),
+)
 
 
 @pytest.mark.parametrize("case", ["plain", "random", "chunked", "preempted", "right"])
@@ -99,10 +98,8 @@ def test_sampled_equals_plain_decoding_with_that_seed(name: str, case: str) -> N
     kind, changes = CASES[case]
     requests, expected, answers = {}, {}, {}
     for number, prompt in enumerate(make_prompts(2)):
-        setting = list(SAMPLED.values())[number % len(SAMPLED)]
-        params = SamplingParams(
-            max_tokens=12, seed=1000 + number, speculation=kind != "off", **setting
-        )
+        setting = SAMPLED[number % len(SAMPLED)]
+        params = replace(setting, max_tokens=12, seed=1000 + number, speculation=kind != "off")
         key = str(number)
         requests[key] = (prompt, params)
         expected[key] = plain_sampling(model, prompt, 12, params)
@@ -145,8 +142,8 @@ def test_abort_frees_pages_and_leaves_others_alone() -> None:
     assert engine.pages_in_use == 0
     assert set(ends) == set(collected)
     assert not engine.abort("0")
-    for number, (prompt, whole) in enumerate(answers.items()):
-        truth = whole[len(prompt) :]
+    for number, (start, whole) in enumerate(answers.items()):
+        truth = whole[len(start) :]
         got = collected[str(number)]
         assert got == (truth if ends[str(number)] == "length" else truth[: len(got)])
 
@@ -160,7 +157,9 @@ def test_non_finite_row_fails_one_request() -> None:
     assert sum(poison in whole for whole in answers.values()) < len(prompts)
     broken = copy.deepcopy(model)
     with torch.no_grad():
-        broken.get_input_embeddings().weight[poison] = float("nan")
+        table = broken.get_input_embeddings()
+        assert isinstance(table, torch.nn.Embedding)
+        table.weight[poison] = float("nan")
     engine = tiny_engine(broken, ScriptedDrafter(answers, "random", VOCABULARY))
     params = SamplingParams(max_tokens=8)
     requests = {str(n): (p, params) for n, p in enumerate(prompts)}

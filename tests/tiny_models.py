@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 VOCABULARY = 128
 
@@ -107,7 +106,8 @@ _TABLE_SCALE = 5.0
 
 def tiny_config(family: str, **changes: object) -> PretrainedConfig:
     """The config of a tiny model; ``changes`` override its keys."""
-    return CONFIG_MAPPING[family](**(_COMMON | _OWN[family] | changes))
+    config: PretrainedConfig = AutoConfig.for_model(family, **(_COMMON | _OWN[family] | changes))
+    return config
 
 
 def tiny_model(family: str, seed: int = 0, **changes: object) -> PreTrainedModel:
@@ -131,7 +131,8 @@ def tiny_model(family: str, seed: int = 0, **changes: object) -> PreTrainedModel
                 else:
                     # Biases and norms start at constants, which would hide mistakes in them.
                     parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
+    model.eval()
+    return model
 
 
 def save_tiny(family: str, folder: Path, seed: int = 0, **changes: object) -> Path:

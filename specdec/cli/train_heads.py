@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from tqdm import tqdm
 
@@ -104,13 +104,13 @@ class BarReporter:
     """One progress bar per stage, on stderr."""
 
     def __init__(self) -> None:
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Never] | None = None
 
     def stage(self, name: str, total: int) -> None:
         """Begin a bar."""
         if self._bar is not None:
             self._bar.close()
-        bar: tqdm[None] = tqdm(
+        bar: tqdm[Never] = tqdm(
             desc=name,
             total=total,
             unit_scale=True,

@@ -89,6 +89,15 @@ class GroupLayout:
         slots: Sequence[Ints],
         null_slot: int,
     ) -> GroupLayout:
+        """Lay out one group.
+
+        Args:
+            group: indices of its segments.
+            segments: all of the step.
+            offsets: per segment its first packed row, and T at the end.
+            slots: per segment the slots of its positions.
+            null_slot: what padding reads.
+        """
         width = max(segments[m].width for m in group)
         length = max(segments[m].length for m in group)
         gather = np.zeros((len(group), width), np.int64)

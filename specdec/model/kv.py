@@ -88,6 +88,7 @@ class KvPool:
 
     @property
     def device(self) -> torch.device:
+        """Where keys and values lie."""
         return self.keys.device
 
     def slots(self, pages: Sequence[int], start: int, stop: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -66,7 +67,8 @@ def load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedMode
         if has_fp16_packing():
             _pack(model)
         model.float()
-    return model.to(device)
+    nn.Module.to(model, device)
+    return model
 
 
 def _pack(model: PreTrainedModel) -> None:

@@ -118,4 +118,5 @@ class _Transfer:
         joined = torch.from_numpy(np.concatenate(self._arrays))
         if device.type == "cuda":
             joined = joined.pin_memory().to(device, non_blocking=True)
-        return joined.split([array.size for array in self._arrays])
+        parts: tuple[Tensor, ...] = torch.split(joined, [array.size for array in self._arrays])
+        return parts

@@ -5,8 +5,9 @@ random tokens through everything that serving does (chunked prefill, shuffled pa
 sequences in a step, a branching tree, a KV move and one more step) and compares each row
 with the model's own eager forward over the same tokens.
 
-The prompt exceeds the smallest sliding window up to ``MAX_PROMPT`` tokens; what happens only
-in longer contexts is not seen here.
+The prompt exceeds the smallest sliding window up to ``MAX_PROMPT`` tokens. Longer windows are
+read from the model's own mask functions (``hook.describe_mask``) and not run; anything else
+that happens only in longer contexts is not seen here.
 """
 
 from __future__ import annotations

@@ -115,6 +115,4 @@ def _top_p(rows: Tensor, top_p: Tensor) -> Tensor:
 
 def _min_p(rows: Tensor, min_p: Tensor) -> Tensor:
     shares = rows.softmax(-1)
-    best = shares.max(-1, keepdim=True)
-    removed = shares < min_p.to(rows.dtype)[:, None] * best.values
-    return removed.scatter(1, shares.topk(1).indices, False)
+    return shares < min_p.to(rows.dtype)[:, None] * shares.amax(-1, keepdim=True)

@@ -14,7 +14,6 @@ from specdec.params import AcceptanceRule
 from specdec.policy.verdict import Verdict
 from specdec.verify.match import verify_match
 from specdec.verify.rejection import (
-    draft_distribution,
     sample_siblings,
     sample_siblings_batch,
     verify_rejection,
@@ -27,7 +26,6 @@ __all__ = [
     "Rule",
     "Verdict",
     "VerifyInput",
-    "draft_distribution",
     "is_lossy",
     "sample_siblings",
     "sample_siblings_batch",

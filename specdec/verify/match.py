@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.policy.tree import walk
 from specdec.policy.verdict import Verdict
 from specdec.sampling import argmax_rows, needs_adjusting, sample
-from specdec.verify.walks import VerifyInput, Walk, gather_rows, non_finite, walk_noise
+from specdec.verify.walks import VerifyInput, Walk, gather_rows, go_on, non_finite, walk_noise
 
 
 def verify_match(inputs: Sequence[VerifyInput]) -> list[Verdict]:
@@ -35,13 +35,7 @@ def verify_match(inputs: Sequence[VerifyInput]) -> list[Verdict]:
             [w.history for w in active],
             walk_noise(active)[:, 0],
         )
-        following = []
-        for one, token, usable in zip(active, tokens.tolist(), finite.tolist(), strict=True):
-            if not usable:
-                one.fail()
-            elif one.follow(token):
-                following.append(one)
-        active = following
+        active = go_on(active, tokens, finite)
     return [one.verdict() for one in walks]
 
 

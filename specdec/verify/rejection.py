@@ -23,24 +23,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from specdec import noise
-from specdec.params import SamplingParams
 from specdec.policy.verdict import Verdict
 from specdec.sampling import finite_rows, invert, process_logits
 from specdec.verify.match import verify_match
-from specdec.verify.walks import VerifyInput, Walk, gather_rows, walk_noise
-
-
-def draft_distribution(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The processed draft distribution p: the target's filters, without penalties.
-
-    Args:
-        logits: ``[depth, V]`` float32 of the heads.
-
-    Returns:
-        ``[depth, V]`` float32.
-    """
-    rows = len(logits)
-    return process_logits(logits, [params] * rows, [None] * rows).softmax(-1)
+from specdec.verify.walks import VerifyInput, Walk, gather_rows, go_on, walk_noise
 
 
 def sample_siblings(p: Tensor, count: int, seed: int, position: int) -> list[tuple[int, float]]:
@@ -101,14 +87,7 @@ def verify_rejection(inputs: Sequence[VerifyInput]) -> list[Verdict]:
     walks = [Walk(i) for i, chosen in zip(inputs, sampled, strict=True) if chosen]
     active = walks
     while active:
-        tokens, finite = _decide(active)
-        following = []
-        for one, token, usable in zip(active, tokens.tolist(), finite.tolist(), strict=True):
-            if not usable:
-                one.fail()
-            elif one.follow(token):
-                following.append(one)
-        active = following
+        active = go_on(active, *_decide(active))
     walked = iter([one.verdict() for one in walks])
     matched = iter(verify_match(others) if others else [])
     return [next(walked if chosen else matched) for chosen in sampled]
@@ -178,14 +157,7 @@ def _decide(walks: Sequence[Walk]) -> tuple[Tensor, Tensor]:
         return invert(rest, numbers[:, 0]), finite_rows(processed)
     padded = [[w.source.tree.tokens[c] for c in w.children] for w in walks]
     siblings = torch.tensor([row + [-1] * (width - len(row)) for row in padded])
-    draft = torch.stack([_draft_row(w) for w in walks]).to(rest)
+    draft = torch.stack([w.draft_row for w in walks]).to(rest)
     accepted, rest = try_siblings(rest, draft, siblings.to(rest.device), numbers[:, 1:])
     drawn = invert(rest, numbers[:, 0])
     return torch.where(accepted < 0, drawn, accepted), finite_rows(processed)
-
-
-def _draft_row(walk: Walk) -> Tensor:
-    """The draft distribution ``[V]`` of the node's children; any, where it has none."""
-    probabilities = walk.source.draft_probabilities
-    assert probabilities is not None
-    return probabilities[min(len(walk.nodes), len(probabilities)) - 1]

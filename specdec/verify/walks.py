@@ -28,9 +28,10 @@ class VerifyInput:
         params: of the request.
         committed: all committed tokens, the root included.
         prompt_length: how many of them are the prompt.
-        draft_probabilities: ``[depth, V]``, row d-1 the processed draft distribution that
-            the nodes at depth d were sampled from; None for candidates that were not
-            sampled. Read by ``rejection`` alone.
+        draft_probabilities: ``[N, V]``, row i the processed draft distribution that the
+            children of node i were sampled from (it depends on the path where the heads do;
+            rows of leaves mean nothing); None for candidates that were not sampled. Read
+            by ``rejection`` alone.
 
     Raises:
         ValueError: the parts do not fit each other.
@@ -44,22 +45,20 @@ class VerifyInput:
     draft_probabilities: Tensor | None = None
 
     def __post_init__(self) -> None:
-        nodes, vocabulary = self.logits.shape
-        if nodes != len(self.tree):
-            raise ValueError(f"{nodes} rows of logits for a tree of {len(self.tree)} nodes")
+        if len(self.logits) != len(self.tree):
+            raise ValueError(
+                f"{len(self.logits)} rows of logits for a tree of {len(self.tree)} nodes"
+            )
         if self.committed[-1] != self.tree.tokens[0]:
             raise ValueError(
                 f"the tree's root is token {self.tree.tokens[0]}, "
                 f"the last committed token {self.committed[-1]}"
             )
-        if self.draft_probabilities is not None:
-            need = max(self.tree.depths)
-            depth, columns = self.draft_probabilities.shape
-            if depth < need or columns != vocabulary:
-                raise ValueError(
-                    f"draft_probabilities is [{depth}, {columns}] "
-                    f"for a tree of depth {need} over {vocabulary} tokens"
-                )
+        draft = self.draft_probabilities
+        if draft is not None and draft.shape != self.logits.shape:
+            raise ValueError(
+                f"draft_probabilities is {list(draft.shape)}, logits {list(self.logits.shape)}"
+            )
 
     @property
     def position(self) -> int:
@@ -94,6 +93,13 @@ class Walk:
     def row(self) -> Tensor:
         """``[V]`` logits after that node."""
         return self.source.logits[self.node]
+
+    @property
+    def draft_row(self) -> Tensor:
+        """``[V]`` the distribution that the node's children were sampled from."""
+        if self.source.draft_probabilities is None:
+            raise ValueError("these candidates were not sampled")
+        return self.source.draft_probabilities[self.node]
 
     @property
     def position(self) -> int:
@@ -139,6 +145,23 @@ class Walk:
 def non_finite(position: int) -> Verdict:
     """The verdict on a walk that reached a row without usable numbers."""
     return Verdict.failure(f"the model produced non-finite logits at position {position}")
+
+
+def go_on(walks: Sequence[Walk], tokens: Tensor, finite: Tensor) -> list[Walk]:
+    """Commit one token to each walk; returns the walks that reached another node.
+
+    Args:
+        walks: S of them.
+        tokens: ``[S]``.
+        finite: ``[S]`` bool, whether the token came from usable logits.
+    """
+    following = []
+    for walk, token, usable in zip(walks, tokens.tolist(), finite.tolist(), strict=True):
+        if not usable:
+            walk.fail()
+        elif walk.follow(token):
+            following.append(walk)
+    return following
 
 
 def gather_rows(walks: Sequence[Walk]) -> Tensor:

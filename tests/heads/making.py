@@ -30,7 +30,8 @@ def small_sequential(
         for parameter in heads.parameters():
             parameter.data = torch.randn(parameter.shape) * 0.5
     heads.attach(small_target(seed))
-    return heads.eval()
+    heads.eval().requires_grad_(False)
+    return heads
 
 
 def original_tensors(heads: int = 3, layers: int = 2, seed: int = 0) -> dict[str, Tensor]:

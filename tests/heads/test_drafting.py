@@ -25,6 +25,7 @@ def small_medusa() -> DraftHeads:
     tensors = {n: t * 0.3 for n, t in original_tensors(3, 1).items()}
     heads = heads_from_tensors(tensors, HIDDEN, VOCAB)
     heads.attach(small_target())
+    heads.requires_grad_(False)
     return heads
 
 

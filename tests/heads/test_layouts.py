@@ -191,7 +191,7 @@ def test_a_pickle_that_holds_code_is_refused(tmp_path: Path) -> None:
     torch.save({"0.0.linear.weight": Hostile()}, tmp_path / "heads.pt")
     with pytest.raises(HeadsError, match=r"heads\.pt"):
         read_tensors(tmp_path / "heads.pt")
-    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": 1}))
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": 1}, protocol=2))
     with pytest.raises(HeadsError, match=r"plain\.pt"):
         read_tensors(tmp_path / "plain.pt")
 

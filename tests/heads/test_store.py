@@ -36,16 +36,16 @@ class TinyModel(nn.Module):
     def __init__(self, target: Target, packed: bool = False) -> None:
         super().__init__()
         self.inputs = nn.Embedding.from_pretrained(target.embedding)
-        self.head: nn.Module = nn.Linear(HIDDEN, VOCAB, bias=False)
-        self.head.weight = nn.Parameter(target.output)
-        if packed:
-            self.head = PackedLinear(target.output)
+        plain = nn.Linear(HIDDEN, VOCAB, bias=False)
+        plain.weight = nn.Parameter(target.output)
+        self.head: nn.Module = PackedLinear(target.output) if packed else plain
 
     def get_input_embeddings(self) -> nn.Module:
         return self.inputs
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.head
+        head: nn.Module = self.head
+        return head
 
 
 def config_for(target: Target, **more: object) -> HeadsConfig:
@@ -60,7 +60,7 @@ def config_for(target: Target, **more: object) -> HeadsConfig:
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def saved(tmp_path: Path) -> Path:
     heads = small_sequential(3, 1, torch.tensor([4, 1, 7, 9]))
     save_heads(tmp_path / "heads", heads, config_for(small_target()))
@@ -70,14 +70,14 @@ def saved(tmp_path: Path) -> Path:
 def test_sequential_heads_come_back(saved: Path) -> None:
     loaded = load_heads(saved, small_target())
     heads = small_sequential(3, 1, torch.tensor([4, 1, 7, 9]))
-    for parameter in heads.parameters():
-        if parameter.requires_grad:
+    for name, parameter in heads.named_parameters():
+        if not name.startswith("borrowed."):
             parameter.data = parameter.data.bfloat16().float()
     hidden, known = torch.randn(2, HIDDEN), torch.tensor([[-1, 3], [2, 5]])
-    for a, b in [(heads, loaded.heads)]:
-        torch.testing.assert_close(
-            a.logits(1, a.begin(hidden, known)), b.logits(1, b.begin(hidden, known))
-        )
+    again = loaded.heads
+    torch.testing.assert_close(
+        heads.logits(1, heads.begin(hidden, known)), again.logits(1, again.begin(hidden, known))
+    )
     assert loaded.config is not None
     assert sorted(file.name for file in saved.iterdir()) == ["config.json", "heads.safetensors"]
     assert load_file(saved / "heads.safetensors")["first.weight"].dtype == torch.bfloat16

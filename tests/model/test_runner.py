@@ -116,7 +116,8 @@ def test_hidden_is_the_final_norms_output() -> None:
         tokens = random_tokens(chance, 20)
         output = runner.forward([Paged(tokens, list(range(5))).chunk(20)], runner.pool)
         with torch.no_grad():
-            own = model.base_model(input_ids=torch.tensor([tokens])).last_hidden_state[0]
+            base: torch.nn.Module = model.base_model
+            own = base(input_ids=torch.tensor([tokens])).last_hidden_state[0]
         assert_rounding(output.hidden[0], own[-1])
 
 
@@ -160,7 +161,8 @@ def test_nan_stays_with_its_sequence_and_leaves_with_it(family: str) -> None:
     chance = random.Random(2)
     runner, model = tiny_runner(family), tiny_model(family)
     with torch.no_grad():
-        runner.model.get_input_embeddings().weight[7] = float("nan")
+        table: torch.nn.Module = runner.model.get_input_embeddings()
+        table.get_parameter("weight")[7] = float("nan")
     healthy = [1, 2, 3, 4, 5] * 6
     pages = lend_pages(runner, chance, [40, 40])
     good, bad = Paged(list(healthy), pages[0]), Paged([1, 7, 3] * 4, pages[1])

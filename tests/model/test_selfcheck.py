@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdec.config import KvSettings
 from specdec.errors import UnsupportedModelError
@@ -78,9 +77,10 @@ def small(family: str, **keys: object) -> PreTrainedModel:
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = CONFIG_MAPPING[family](**(sizes | keys))
+        config = AutoConfig.for_model(family, **(sizes | keys))
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def chunked() -> PreTrainedModel:
@@ -220,6 +220,6 @@ def test_a_fault_is_noticed(family: str, fault: Break, monkeypatch: pytest.Monke
 def test_nan_is_refused() -> None:
     runner = tiny_runner("llama")
     with torch.no_grad():
-        runner.output_head.weight[3] = float("nan")  # type: ignore[operator, index]
+        runner.output_head.get_parameter("weight")[3] = float("nan")
     with pytest.raises(UnsupportedModelError, match="by nan of"):
         runner.self_check()

@@ -1,0 +1,180 @@
+"""The rejection rule emits the target's distribution; rules that are slightly wrong do not.
+
+Statistic: Pearson's chi-square over all continuations of three tokens that the target can
+emit (up to 5^3 = 125 cells, pooled below 5 expected), 20,000 seeded sequences, trees of
+three siblings with two below each, so that one to three tokens come per round. A right rule
+would fail one in 10,000 such tests if the seeds were drawn anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.params import SamplingParams
+from specdec.policy.tree import DraftTree
+from specdec.verify import VerifyInput, rejection, sample_siblings, verify_batch
+from tests.toy import PROMPT, SampledTrees, Toy, chi_square, generate
+
+torch.set_num_threads(1)
+
+FALSE_ALARM = 1e-4
+COUNT = 20_000
+LENGTH = 3
+TOY = Toy.random(5, seed=1)
+PLAIN = SamplingParams(temperature=1.0, acceptance="rejection")
+
+
+def p_value(params: SamplingParams, siblings: tuple[int, int] = (3, 2), **kind: bool) -> float:
+    trees = SampledTrees(TOY, siblings, **kind)
+    emitted = generate(TOY, trees, params, COUNT, LENGTH, verify_batch)
+    return chi_square(emitted, TOY.enumerate(LENGTH, params))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0.6, "top_k": 3},
+        {"top_p": 0.8},
+        {"min_p": 0.3},
+        {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1},
+    ],
+    ids=["temperature", "top-k", "top-p", "min-p", "all"],
+)
+def test_the_distribution_is_the_targets(settings: dict[str, float]) -> None:
+    assert p_value(replace(PLAIN, **settings)) > FALSE_ALARM  # type: ignore[arg-type]
+
+
+Patch = tuple[str, Callable[..., object]]
+
+
+def draw_the_rest_from_the_draft(
+    target: Tensor, draft: Tensor, siblings: Tensor, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    accepted, _ = TRY_SIBLINGS(target, draft, siblings, uniforms)
+    return accepted, draft
+
+
+TRY_SIBLINGS = rejection.try_siblings
+WRONG: dict[str, Patch] = {
+    "residual not renormalised": ("residual", lambda q, p: (q - p).clamp_min(0)),
+    "draft not subtracted": ("residual", lambda q, p: q),
+    "draft not renormalised": ("without", lambda p, tokens: p.scatter(1, tokens[:, None], 0.0)),
+    "rejected sibling not removed": ("without", lambda p, tokens: p),
+    "bonus drawn from the draft": ("try_siblings", draw_the_rest_from_the_draft),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_rule_fails_the_same_test(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, replacement = WRONG[wrong]
+    monkeypatch.setattr(rejection, name, replacement)
+    assert p_value(PLAIN) < FALSE_ALARM
+
+
+def test_siblings_out_of_order_fail_the_same_test() -> None:
+    assert p_value(PLAIN, by_probability=True) < FALSE_ALARM
+
+
+def test_siblings_are_drawn_without_replacement_and_in_proportion() -> None:
+    p = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    drawn = [sample_siblings(p, 4, seed, 9) for seed in range(200)]
+    for pairs in drawn:
+        assert sorted(token for token, _ in pairs) == [0, 2, 3]
+        assert all(share == p[token] for token, share in pairs)
+    assert drawn[5] == sample_siblings(p, 4, 5, 9)
+
+
+def rejection_input(
+    logits: Tensor, tree: DraftTree, params: SamplingParams = PLAIN, draft: Tensor | None = None
+) -> VerifyInput:
+    return VerifyInput(logits, tree, params, [*PROMPT, tree.tokens[0]], len(PROMPT), draft)
+
+
+FORK = DraftTree((1, 2, 3), (-1, 0, 0), (0, 1, 1), (1.0, 0.6, 0.4))
+
+
+def test_a_draft_equal_to_the_target_is_always_accepted() -> None:
+    logits = torch.randn(2, 6, generator=torch.manual_seed(2))
+    p = logits.softmax(-1)
+    for seed in range(300):
+        params = replace(PLAIN, seed=seed)
+        token = sample_siblings(p[0], 1, seed, 3)[0][0]
+        tree = DraftTree((1, token), (-1, 0), (0, 1), (1.0, 0.5))
+        (verdict,) = verify_batch([rejection_input(logits, tree, params, p)])
+        assert verdict.nodes == (0, 1)
+        assert verdict.tokens[0] == token
+
+
+def test_a_token_the_target_forbids_is_never_emitted() -> None:
+    logits = torch.zeros(3, 5)
+    logits[:, 2] = -torch.inf
+    draft = torch.full((3, 5), 0.05)
+    draft[:, 2] = 0.8
+    for seed in range(300):
+        params = replace(PLAIN, seed=seed)
+        (verdict,) = verify_batch([rejection_input(logits, FORK, params, draft)])
+        assert 2 not in verdict.tokens
+
+
+def test_a_sibling_the_draft_cannot_give_is_not_accepted_on_its_account() -> None:
+    """It changes nothing: the token is drawn from the target as if it were not there."""
+    logits = torch.randn(3, 5, generator=torch.manual_seed(3))
+    draft = torch.zeros(3, 5)
+    draft[:, 0] = 1.0
+    for seed in range(50):
+        params = replace(PLAIN, seed=seed)
+        matching = replace(params, acceptance="match")
+        assert verify_batch([rejection_input(logits, FORK, params, draft)]) == verify_batch(
+            [rejection_input(logits, FORK, matching)]
+        )
+
+
+@pytest.mark.parametrize(
+    ("params", "draft"),
+    [
+        (SamplingParams(acceptance="rejection"), torch.full((3, 5), 0.2)),
+        (PLAIN, None),
+    ],
+    ids=["greedy", "candidates not sampled"],
+)
+def test_where_nothing_was_sampled_it_is_the_match_rule(
+    params: SamplingParams, draft: Tensor | None
+) -> None:
+    logits = torch.randn(3, 5, generator=torch.manual_seed(4))
+    for seed in range(50):
+        chosen = replace(params, seed=seed)
+        matching = replace(chosen, acceptance="match")
+        assert verify_batch([rejection_input(logits, FORK, chosen, draft)]) == verify_batch(
+            [rejection_input(logits, FORK, matching)]
+        )
+
+
+def test_only_visited_rows_have_to_be_finite() -> None:
+    logits = torch.zeros(3, 5)
+    draft = torch.full((3, 5), 0.2)
+    logits[1] = torch.nan
+    seen = set()
+    for seed in range(50):
+        params = replace(PLAIN, seed=seed)
+        bad = rejection_input(logits, FORK, params, draft)
+        good = rejection_input(torch.zeros(3, 5), FORK, params, draft)
+        first, second = verify_batch([bad, good])
+        assert second.error is None
+        if 1 in second.nodes:
+            assert first.error == "the model produced non-finite logits at position 4"
+            assert first.nodes == first.tokens == ()
+        else:
+            assert first == second
+        seen.add(first.error)
+    assert len(seen) == 2
+
+
+def test_a_draft_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"draft_probabilities is \[2, 5\], logits \[3, 5\]"):
+        rejection_input(torch.zeros(3, 5), FORK, PLAIN, torch.zeros(2, 5))
