@@ -15,6 +15,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdec.config import EngineSettings
+from specdec.detokenize import text_decoder
 from specdec.drafting import Drafting
 from specdec.errors import (
     ContextLengthError,
@@ -64,6 +65,7 @@ class Engine:
         self._model_folder = model_folder
         self.max_model_length = runner.max_length
         self._tokenizer = tokenizer
+        self._decode = None if tokenizer is None else text_decoder(tokenizer)
         self.drafting = Drafting(drafter, settings.speculation, runner)
         pool = runner.pool
         self.scheduler = Scheduler(
@@ -146,7 +148,7 @@ class Engine:
             self.runner.eos_token_ids,
             self.max_model_length,
             len(tokens),
-            self._detokenize if self._tokenizer is not None else None,
+            self._decode,
         )
         self.scheduler.add(SequenceState(request_id, tokens, len(tokens), params, checker))
 
@@ -224,12 +226,6 @@ class Engine:
                 f"{self.max_model_length} leaves no room for an answer",
                 param="prompt",
             )
-
-    def _detokenize(self, tokens: list[int]) -> str:
-        text = self.tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return str(text)
 
     def _verify(self, plan: StepPlan, output: StepOutput) -> list[Verdict | None]:
         """One verdict per segment; None for prefill chunks that draw no token."""

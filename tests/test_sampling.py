@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -37,7 +38,7 @@ from specdec.sampling.window import WINDOWS, filter_window
 
 torch.set_num_threads(1)
 
-quick = settings(deadline=None, derandomize=True, max_examples=100)
+quick = settings(deadline=None, derandomize=True, max_examples=60)
 
 #: Small windows reach the partial filters with small vocabularies; () sorts every row.
 WINDOW_CHOICES = [(), (1, 3), (4, 16), (8,), WINDOWS]
@@ -101,12 +102,15 @@ def logit_rows(draws: st.DrawFn, vocabulary: int) -> Tensor:
     return row
 
 
+TOP_K = [0, 1, 2, 3, 5, 10, 40, 70, 10_000]
+TOP_P = [1.0, 1e-9, 1e-3, 0.25, 0.5, 0.9, 0.95, 0.999, 0.9999999]
+MIN_P = [0.0, 1e-46, 1e-35, 1e-3, 0.05, 0.3, 0.999, 1.0]
 filters = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.05, 0.7, 1.0, 1.7, 30.0]),
-    top_k=st.sampled_from([0, 1, 2, 3, 5, 10, 40, 70, 10_000]),
-    top_p=st.sampled_from([1.0, 1e-9, 1e-3, 0.25, 0.5, 0.9, 0.95, 0.999, 0.9999999]),
-    min_p=st.sampled_from([0.0, 1e-35, 1e-3, 0.05, 0.3, 0.999, 1.0]),
+    top_k=st.sampled_from(TOP_K),
+    top_p=st.sampled_from(TOP_P),
+    min_p=st.sampled_from(MIN_P),
 )
 
 
@@ -122,6 +126,31 @@ def test_filters_equal_transformers(
     assert torch.equal(logits, before)
     for row, p, result in zip(logits, params, processed, strict=True):
         assert torch.equal(result, transformers_result(row, p, None))
+
+
+GRID_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "flat": lambda noise: noise * 0.01,
+    "spread": lambda noise: noise * 3,
+    "ties": lambda noise: (noise * 1.5).round(),
+    "near 2": lambda noise: 2 + noise * 1e-6,
+    "near 0": lambda noise: noise * 1e-8,
+    "far": lambda noise: noise * 60,
+}
+
+
+@pytest.mark.parametrize("kind", GRID_ROWS)
+def test_every_combination_of_filters_equals_transformers(kind: str) -> None:
+    """20 tokens: near-equal ones put shares right onto thresholds such as 0.5 and 0.95."""
+    row = GRID_ROWS[kind](torch.randn(20, generator=torch.manual_seed(14)))
+    params = [
+        SamplingParams(temperature=1.0, top_k=k, top_p=p, min_p=m)
+        for k, p, m in itertools.product(TOP_K, TOP_P, MIN_P)
+    ]
+    expected = torch.stack([transformers_result(row, one, None) for one in params])
+    logits = row.expand(len(params), -1)
+    for windows in ((), (4, 12), (8,)):
+        result = process_logits(logits, params, [None] * len(params), windows=windows)
+        assert torch.equal(result, expected)
 
 
 @quick

@@ -1,14 +1,14 @@
-"""The rejection rule emits the target's distribution; rules that are slightly wrong do not.
+"""The rejection rule emits the target's distribution.
 
 Statistic: Pearson's chi-square over all continuations of three tokens that the target can
 emit (up to 5^3 = 125 cells, pooled below 5 expected), 20,000 seeded sequences, trees of
-three siblings with two below each, so that one to three tokens come per round. A right rule
-would fail one in 10,000 such tests if the seeds were drawn anew.
+three siblings with one below each, so that one to three tokens come per round. A right rule
+would fail one in 10,000 such tests if the seeds were drawn anew. test_verify_wrong_rules.py
+shows that slightly wrong ones fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,22 +17,16 @@ from torch import Tensor
 
 from specdec.params import SamplingParams
 from specdec.policy.tree import DraftTree
-from specdec.verify import VerifyInput, rejection, sample_siblings, verify_batch
-from tests.toy import PROMPT, SampledTrees, Toy, chi_square, generate
+from specdec.verify import VerifyInput, sample_siblings, verify_batch
+from tests.toy import PROMPT, SampledTrees, Toy, p_value
 
 torch.set_num_threads(1)
 
 FALSE_ALARM = 1e-4
 COUNT = 20_000
 LENGTH = 3
-TOY = Toy.random(5, seed=1)
+TOY = Toy.random(5, seed=3)
 PLAIN = SamplingParams(temperature=1.0, acceptance="rejection")
-
-
-def p_value(params: SamplingParams, siblings: tuple[int, int] = (3, 2), **kind: bool) -> float:
-    trees = SampledTrees(TOY, siblings, **kind)
-    emitted = generate(TOY, trees, params, COUNT, LENGTH, verify_batch)
-    return chi_square(emitted, TOY.enumerate(LENGTH, params))
 
 
 @pytest.mark.parametrize(
@@ -47,38 +41,8 @@ def p_value(params: SamplingParams, siblings: tuple[int, int] = (3, 2), **kind: 
     ids=["temperature", "top-k", "top-p", "min-p", "all"],
 )
 def test_the_distribution_is_the_targets(settings: dict[str, float]) -> None:
-    assert p_value(replace(PLAIN, **settings)) > FALSE_ALARM  # type: ignore[arg-type]
-
-
-Patch = tuple[str, Callable[..., object]]
-
-
-def draw_the_rest_from_the_draft(
-    target: Tensor, draft: Tensor, siblings: Tensor, uniforms: Tensor
-) -> tuple[Tensor, Tensor]:
-    accepted, _ = TRY_SIBLINGS(target, draft, siblings, uniforms)
-    return accepted, draft
-
-
-TRY_SIBLINGS = rejection.try_siblings
-WRONG: dict[str, Patch] = {
-    "residual not renormalised": ("residual", lambda q, p: (q - p).clamp_min(0)),
-    "draft not subtracted": ("residual", lambda q, p: q),
-    "draft not renormalised": ("without", lambda p, tokens: p.scatter(1, tokens[:, None], 0.0)),
-    "rejected sibling not removed": ("without", lambda p, tokens: p),
-    "bonus drawn from the draft": ("try_siblings", draw_the_rest_from_the_draft),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_rule_fails_the_same_test(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, replacement = WRONG[wrong]
-    monkeypatch.setattr(rejection, name, replacement)
-    assert p_value(PLAIN) < FALSE_ALARM
-
-
-def test_siblings_out_of_order_fail_the_same_test() -> None:
-    assert p_value(PLAIN, by_probability=True) < FALSE_ALARM
+    params = replace(PLAIN, **settings)  # type: ignore[arg-type]
+    assert p_value(TOY, SampledTrees(TOY, (3, 1)), params, COUNT, LENGTH) > FALSE_ALARM
 
 
 def test_siblings_are_drawn_without_replacement_and_in_proportion() -> None:
@@ -156,14 +120,15 @@ def test_where_nothing_was_sampled_it_is_the_match_rule(
 
 
 def test_only_visited_rows_have_to_be_finite() -> None:
-    logits = torch.zeros(3, 5)
+    finite = torch.tensor([0.0, 0.0, -1.0, -1.0, 0.0]).repeat(3, 1)
+    broken = finite.clone()
+    broken[1] = torch.nan
     draft = torch.full((3, 5), 0.2)
-    logits[1] = torch.nan
     seen = set()
     for seed in range(50):
         params = replace(PLAIN, seed=seed)
-        bad = rejection_input(logits, FORK, params, draft)
-        good = rejection_input(torch.zeros(3, 5), FORK, params, draft)
+        bad = rejection_input(broken, FORK, params, draft)
+        good = rejection_input(finite, FORK, params, draft)
         first, second = verify_batch([bad, good])
         assert second.error is None
         if 1 in second.nodes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,11 +22,13 @@ from transformers import (
 
 from specdec.params import SamplingParams
 from specdec.policy.tree import DraftTree
-from specdec.verify import Verdict, VerifyInput, sample_siblings_batch
+from specdec.verify import VerifyInput, sample_siblings_batch, verify_batch
 
 #: Tokens whose prompt every toy sequence starts with.
 PROMPT = (0, 1)
-Verify = Callable[[Sequence[VerifyInput]], list[Verdict]]
+Trees = Callable[
+    [Sequence[Sequence[int]], Sequence[SamplingParams]], Sequence[tuple[DraftTree, Tensor | None]]
+]
 
 
 def softmax_of(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -61,10 +64,18 @@ class Toy:
         draft = target.mean(0) + torch.randn(shape[1:], generator=generator) * 0.7
         return Toy(target, draft)
 
-    def logits(self, committed: Sequence[int], tree: DraftTree) -> Tensor:
-        """``[N, V]``: what the target says after each node."""
-        before = [committed[-2]] + [tree.tokens[parent] for parent in tree.parents[1:]]
-        return self.target[before, list(tree.tokens)]
+    def logits(
+        self, committed: Sequence[Sequence[int]], trees: Sequence[DraftTree]
+    ) -> tuple[Tensor, ...]:
+        """Per sequence ``[N, V]``, views of one tensor: what the target says after each node."""
+        before: list[int] = []
+        last: list[int] = []
+        for tokens, tree in zip(committed, trees, strict=True):
+            before.append(tokens[-2])
+            before.extend([tree.tokens[parent] for parent in tree.parents[1:]])
+            last.extend(tree.tokens)
+        rows = self.target[before, last]
+        return torch.split(rows, [len(tree) for tree in trees])
 
     def enumerate(self, length: int, params: SamplingParams) -> NDArray[np.float64]:
         """Probability of every continuation of the prompt, ``[V] * length``."""
@@ -90,6 +101,7 @@ class SampledTrees:
     toy: Toy
     siblings: tuple[int, int]
     by_probability: bool = False
+    _known: dict[object, tuple[DraftTree, Tensor]] = field(default_factory=dict, init=False)
 
     def __call__(
         self, committed: Sequence[Sequence[int]], params: Sequence[SamplingParams]
@@ -107,21 +119,36 @@ class SampledTrees:
             seeds.repeat(self.siblings[0]),
             positions.repeat(self.siblings[0]) + 1,
         ).reshape(len(roots), self.siblings[0], self.siblings[1])
-        trees = []
-        for root, children, grandchildren in zip(roots, first, below, strict=True):
-            tokens, parents, depths = [int(root)], [-1], [0]
-            for token in children[children >= 0].tolist():
-                tokens.append(token)
-                parents.append(0)
-                depths.append(1)
-            for rank, line in enumerate(grandchildren[: len(tokens) - 1]):
-                for token in line[line >= 0].tolist():
-                    tokens.append(token)
-                    parents.append(1 + rank)
-                    depths.append(2)
-            tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), (1.0,) * len(tokens))
-            trees.append((tree, p[tokens]))
-        return trees
+        return [
+            self._grown(p, *key)
+            for key in zip(
+                roots.tolist(),
+                map(tuple, first.tolist()),
+                map(_tuples, below.tolist()),
+                strict=True,
+            )
+        ]
+
+    def _grown(
+        self, p: Tensor, root: int, first: tuple[int, ...], below: tuple[tuple[int, ...], ...]
+    ) -> tuple[DraftTree, Tensor]:
+        """The tree of these tokens, -1 standing for none, and its draft distributions."""
+        key = root, first, below
+        if key not in self._known:
+            children = [token for token in first if token >= 0]
+            pairs = [
+                (1 + rank, token)
+                for rank, line in enumerate(below[: len(children)])
+                for token in line
+                if token >= 0
+            ]
+            tokens = [root, *children, *(token for _, token in pairs)]
+            parents = [-1] + [0] * len(children) + [parent for parent, _ in pairs]
+            depths = [0] + [1] * len(children) + [2] * len(pairs)
+            values = (1.0,) * len(tokens)
+            tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), values)
+            self._known[key] = tree, p[tokens]
+        return self._known[key]
 
     def _draw(
         self,
@@ -139,26 +166,65 @@ class SampledTrees:
 
 
 def generate(
-    toy: Toy, trees: SampledTrees, params: SamplingParams, count: int, length: int, verify: Verify
+    toy: Toy, trees: Trees, params: SamplingParams, count: int, length: int
 ) -> NDArray[np.int64]:
     """Decode ``count`` sequences with seeds 0, 1, ...; returns ``[count, length]`` tokens."""
-    requests = [replace(params, seed=seed) for seed in range(count)]
+    batch = 2_000
+    gc.disable()  # no cycles here, and looking for some takes half the time
+    try:
+        requests = _requests(repr(params), params, count)
+        parts = [
+            _generate(toy, trees, requests[first : first + batch], length)
+            for first in range(0, count, batch)
+        ]
+    finally:
+        gc.enable()
+    return np.concatenate(parts)
+
+
+_REQUESTS: dict[tuple[str, int], list[SamplingParams]] = {}
+
+
+def _requests(name: str, params: SamplingParams, count: int) -> list[SamplingParams]:
+    if (name, count) not in _REQUESTS:
+        _REQUESTS[name, count] = [replace(params, seed=seed) for seed in range(count)]
+    return _REQUESTS[name, count]
+
+
+def _generate(
+    toy: Toy,
+    trees: Trees,
+    requests: Sequence[SamplingParams],
+    length: int,
+) -> NDArray[np.int64]:
     texts = [list(PROMPT) for _ in requests]
-    open_ = list(range(count))
+    open_ = list(range(len(requests)))
     while open_:
         committed = [texts[i] for i in open_]
         chosen = [requests[i] for i in open_]
+        drafts = trees(committed, chosen)
+        rows = toy.logits(committed, [tree for tree, _ in drafts])
         inputs = [
-            VerifyInput(toy.logits(text, tree), tree, request, text, len(PROMPT), draft)
-            for text, request, (tree, draft) in zip(
-                committed, chosen, trees(committed, chosen), strict=True
+            VerifyInput(logits, tree, request, text, len(PROMPT), draft)
+            for logits, text, request, (tree, draft) in zip(
+                rows, committed, chosen, drafts, strict=True
             )
         ]
-        for text, verdict in zip(committed, verify(inputs), strict=True):
+        for text, verdict in zip(committed, verify_batch(inputs), strict=True):
             assert verdict.error is None
             text.extend(verdict.tokens)
         open_ = [i for i in open_ if len(texts[i]) < len(PROMPT) + length]
     return np.array([text[len(PROMPT) :][:length] for text in texts])
+
+
+def _tuples(rows: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, rows))
+
+
+def p_value(toy: Toy, trees: Trees, params: SamplingParams, count: int, length: int) -> float:
+    """Of :func:`chi_square` for what :func:`generate` emits."""
+    emitted = generate(toy, trees, params, count, length)
+    return chi_square(emitted, toy.enumerate(length, params))
 
 
 def chi_square(emitted: NDArray[np.int64], expected: NDArray[np.float64]) -> float:

@@ -20,7 +20,9 @@ class LmHead(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.linear: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        self.linear: nn.Module = nn.Linear(
+            weight.shape[1], weight.shape[0], bias=False, device="meta"
+        )
         self.linear.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from specdec.errors import HeadsError
 from specdec.heads.medusa import MedusaHeads, ResidualBlock
-from specdec.heads.tensors import TensorTaker
+from specdec.heads.tensors import BROKEN_FILE, TensorTaker
 
 _INSIDE = "medusa_head."
 
@@ -176,7 +176,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise HeadsError(f"{file}: holds more than tensors, or is no torch file") from error
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+    except (SafetensorError, *BROKEN_FILE) as error:
         raise HeadsError(f"{file}: cannot be read: {error}") from error
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise HeadsError(f"{file}: not a mapping of names to tensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Mapping
 
@@ -10,6 +11,18 @@ from torch import Tensor
 
 from specdec.errors import HeadsError
 
+#: What ``torch.load(weights_only=True)`` raises on files that are broken or not its own.
+BROKEN_FILE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    TypeError,
+    pickle.UnpicklingError,
+)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from specdec.heads.base import DraftHeads
 from specdec.heads.medusa import MedusaHeads
 from specdec.heads.sequential import SequentialHeads, SequentialShape
 from specdec.heads.target import Target
+from specdec.heads.tensors import BROKEN_FILE
 from specdec.training.dataset import AnswerSet
 from specdec.training.objective import Objective
 from specdec.training.options import TrainOptions
@@ -163,7 +163,7 @@ class Trainer:
     def _resume(self) -> None:
         try:
             state = torch.load(self._checkpoint, map_location=self._device, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except BROKEN_FILE as error:
             raise HeadsError(f"{self._checkpoint}: no checkpoint: {error}") from error
         if state["identity"] != self._identity:
             raise HeadsError(

@@ -35,7 +35,7 @@ class TinyModel(nn.Module):
 
     def __init__(self, target: Target, packed: bool = False) -> None:
         super().__init__()
-        self.inputs = nn.Embedding.from_pretrained(target.embedding)
+        self.inputs: nn.Module = nn.Embedding.from_pretrained(target.embedding)
         plain = nn.Linear(HIDDEN, VOCAB, bias=False)
         plain.weight = nn.Parameter(target.output)
         self.head: nn.Module = PackedLinear(target.output) if packed else plain

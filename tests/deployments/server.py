@@ -1,0 +1,129 @@
+"""The real server as a subprocess: its own Ray, its own port, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it answers.
+
+    Attributes:
+        url: without a path.
+        model: the name under which it serves.
+        log: its console.
+    """
+
+    url: str
+    model: str
+    log: Path
+
+
+@contextmanager
+def running_server(changes: Mapping[str, Mapping[str, Any]], model: str) -> Iterator[Server]:
+    """serve_config.yaml as it ships, with some arguments changed, for the time of the block.
+
+    Args:
+        changes: arguments to change, by section.
+        model: the name that clients use.
+    """
+    # Ray's sockets lie below this folder and their paths may have 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="sd"))
+    port = free_port()
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    config["http_options"]["port"] = port
+    arguments = config["applications"][0]["args"]
+    for section, values in changes.items():
+        arguments.setdefault(section, {}).update(values)
+    config_path = folder / "serve.yaml"
+    config_path.write_text(yaml.safe_dump(config))
+    log_path = folder / "console.log"
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deployments", str(config_path)],
+            cwd=ROOT,
+            env={**os.environ, "RAY_TMPDIR": str(folder)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until_ready(process, log_path)
+        yield Server(f"http://127.0.0.1:{port}", model, log_path)
+    finally:
+        stop(process, folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], log_path: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while "specdec ready in" not in log_path.read_text():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the server did not start:\n{log_path.read_text()[-8000:]}")
+        time.sleep(0.2)
+
+
+def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """As Ctrl-C does; whatever is left then is a failure."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes were left: {sorted(left.values())}"
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Processes started under this RAY_TMPDIR: pid to command line."""
+    mark = f"RAY_TMPDIR={folder}".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                if command:  # else it is a zombie
+                    found[int(entry.name)] = command.decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def get(url: str) -> tuple[int, bytes]:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return answer.status, answer.read()
