@@ -20,6 +20,7 @@ from deployments.boundary import ErrorBoundary, http_error
 from deployments.client import WorkerClient
 from deployments.config import AppConfig
 from deployments.errors import ApiError
+from deployments.tokenizer import load_tokenizer
 from specdec.model.resolve import resolve_model
 
 if TYPE_CHECKING:
@@ -49,10 +50,11 @@ class Gateway:
         self._model_name = config.model_name
         self._created = int(time.time())
         self._client = WorkerClient(workers, config.gateway.retry_after_s)
-        # The worker fetches the model where it is missing; meanwhile, import what is slow.
-        info, _ = await asyncio.gather(self._client.info(), asyncio.to_thread(_import_tokenizers))
+        # Both may fetch the model where it is missing; a lock lets one do it.
+        info, tokenizer = await asyncio.gather(
+            self._client.info(), asyncio.to_thread(_load_tokenizer, config)
+        )
         self._info = info
-        tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self._api = CompletionApi(
             self._client,
             tokenizer,
@@ -69,6 +71,7 @@ class Gateway:
             title="specdec",
             docs_url=None,
             redoc_url=None,
+            redirect_slashes=False,
             exception_handlers={
                 404: http_error,
                 405: http_error,
@@ -131,20 +134,8 @@ class Gateway:
         }
 
 
-def _import_tokenizers() -> None:
-    import transformers
-
-    _ = transformers.AutoTokenizer
-
-
 def _load_tokenizer(config: AppConfig) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    folder = resolve_model(config.engine.model, config.engine.cache_dir)
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True
-    )
-    return tokenizer
+    return load_tokenizer(resolve_model(config.engine.model, config.engine.cache_dir))
 
 
 def _fingerprint(config: AppConfig) -> str:

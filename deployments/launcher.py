@@ -21,8 +21,9 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from deployments.config import AppConfig
-from specdec.config import validate_settings
-from specdec.errors import ConfigError
+from specdec.config import EngineSettings, validate_settings
+from specdec.errors import ConfigError, ModelError
+from specdec.model.resolve import resolve_model
 
 #: Requests and answers travel through it; 100 MB hold thousands of them.
 _OBJECT_STORE_BYTES = 100 * 2**20
@@ -39,23 +40,28 @@ def launch(config_path: str, began: float) -> int:
     Returns:
         The exit status.
     """
+    local = not os.environ.get("RAY_ADDRESS")
     try:
-        url = check_config(config_path)
-    except (OSError, ConfigError) as error:
+        url, engines = check_config(config_path)
+        if local:  # fetch what is missing here, where its progress can be seen
+            for engine in engines:
+                resolve_model(engine.model, engine.cache_dir)
+    except (OSError, ConfigError, ModelError) as error:
         print(f"specdec: {config_path}: {error}", file=sys.stderr)
         return 2
     print(f"specdec: starting {config_path}", flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore SIGINT
-        signal.signal(number, _interrupt)
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(namespace="serve")
-    else:
+    if local:
         ray.init(
             address="local",
             namespace="serve",
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
         )
+    else:
+        ray.init(namespace="serve")
+    # Not before: Ray sets its own. A shell's background jobs ignore SIGINT unless told otherwise.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     watcher = _Watcher(url, began)
     watcher.start()
     try:
@@ -71,11 +77,11 @@ def launch(config_path: str, began: float) -> int:
     return 0
 
 
-def check_config(config_path: str) -> str:
+def check_config(config_path: str) -> tuple[str, list[EngineSettings]]:
     """Check the applications' arguments before anything is started.
 
     Returns:
-        The URL at which the server will be.
+        The URL at which the server will be, and the settings of its engines.
 
     Raises:
         OSError: the file cannot be read.
@@ -88,9 +94,8 @@ def check_config(config_path: str) -> str:
         http = config.get("http_options") or {}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"this is no configuration of Ray Serve: {error}") from error
-    for values in arguments:
-        validate_settings(AppConfig, values)
-    return f"http://{http.get('host', '127.0.0.1')}:{http.get('port', 8000)}"
+    engines = [validate_settings(AppConfig, values).engine for values in arguments]
+    return f"http://{http.get('host', '127.0.0.1')}:{http.get('port', 8000)}", engines
 
 
 class _Watcher(threading.Thread):

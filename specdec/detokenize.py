@@ -167,6 +167,8 @@ class _TokenText:
 def _byte_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Tokens that stand for one byte each, in vocabularies that fall back to bytes."""
     names = [f"<0x{byte:02X}>" for byte in range(256)]
-    unknown = tokenizer.unk_token_id
-    ids = [tokenizer.convert_tokens_to_ids(name) for name in names]
-    return frozenset(token for token in ids if isinstance(token, int) and token != unknown)
+    if tokenizer.is_fast:
+        ids = [tokenizer.backend_tokenizer.token_to_id(name) for name in names]
+    else:
+        ids = [tokenizer.convert_tokens_to_ids(name) for name in names]
+    return frozenset(ids) - {None, tokenizer.unk_token_id}

@@ -18,6 +18,7 @@ from torch import Tensor
 from specdec.params import SamplingParams
 from specdec.policy.tree import DraftTree
 from specdec.verify import VerifyInput, sample_siblings, verify_batch
+from specdec.verify.rejection import try_siblings
 from tests.toy import PROMPT, SampledTrees, Toy, p_value
 
 torch.set_num_threads(1)
@@ -84,6 +85,27 @@ def test_a_token_the_target_forbids_is_never_emitted() -> None:
         params = replace(PLAIN, seed=seed)
         (verdict,) = verify_batch([rejection_input(logits, FORK, params, draft)])
         assert 2 not in verdict.tokens
+
+
+def test_a_token_of_no_target_probability_is_refused_whatever_the_noise() -> None:
+    target = torch.tensor([[0.0, 0.25, 0.75]])
+    draft = torch.tensor([[0.5, 0.5, 0.0]])
+    noise = torch.zeros(1, 2, dtype=torch.float64)
+    accepted, rest = try_siblings(target, draft, torch.tensor([[0, -1]]), noise)
+    assert accepted.tolist() == [-1]
+    assert rest.tolist() == [[0.0, 0.0, 1.0]]
+
+
+def test_the_second_sibling_meets_the_corrected_distributions() -> None:
+    """By hand: q = (.2 .3 .5), p = (.5 .3 .2), token 0 refused, then token 1 tested."""
+    target, draft = torch.tensor([[0.2, 0.3, 0.5]]), torch.tensor([[0.5, 0.3, 0.2]])
+    siblings = torch.tensor([[0, 1]])
+    noise = torch.tensor([[0.41, 0.0]], dtype=torch.float64)  # 0 passes below 0.2 / 0.5
+    accepted, rest = try_siblings(target, draft, siblings, noise)
+    assert accepted.tolist() == [-1]  # (q - p)+ leaves nothing on token 1
+    assert rest.tolist() == [[0.0, 0.0, 1.0]]
+    accepted, _ = try_siblings(target, draft, siblings, noise - 0.02)
+    assert accepted.tolist() == [0]
 
 
 def test_a_sibling_the_draft_cannot_give_is_not_accepted_on_its_account() -> None:

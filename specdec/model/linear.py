@@ -47,6 +47,8 @@ class PackedLinear(nn.Module):
         """``[..., in]`` float32 to ``[..., out]`` float32."""
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
+        if rows == 0:
+            return x.new_empty(*x.shape[:-1], self.out_features)
         if rows < self.MIN_ROWS:
             flat = flat.expand(self.MIN_ROWS, -1).contiguous()
         out: Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self._packed)

@@ -23,7 +23,7 @@ def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     peaks = [part.amax(-1) for part in _blocks(logits)]
     block = torch.cat(peaks, 1).argmax(-1)
     columns = _columns(block, vocabulary)
-    values, inside = logits.gather(1, columns.clamp(max=vocabulary - 1)).max(-1)
+    values, inside = logits.gather(1, columns).max(-1)
     return values, columns.gather(1, inside[:, None])[:, 0]
 
 
@@ -55,10 +55,9 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     block = _first_above(upto, mass, target)
     target -= (upto - mass).gather(1, block[:, None])
     index = _columns(block, columns)
-    inside = weights.gather(1, index.clamp(max=columns - 1)).double()
-    inside = inside.masked_fill(index >= columns, 0.0)
+    inside = weights.gather(1, index).double()
     chosen = _first_above(inside.cumsum(-1), inside, target)
-    return index.gather(1, chosen[:, None])[:, 0].clamp(max=columns - 1)
+    return index.gather(1, chosen[:, None])[:, 0]
 
 
 def draw(processed: Tensor, greedy: Tensor, uniforms: Tensor) -> Tensor:
@@ -87,9 +86,9 @@ def _blocks(rows: Tensor) -> list[Tensor]:
 
 
 def _columns(block: Tensor, total: int) -> Tensor:
-    """Column numbers ``[R, 256]`` of one block per row; may run past ``total``."""
+    """Column numbers ``[R, 256]`` of one block per row; past the end the last one repeats."""
     within = torch.arange(min(_BLOCK, total), device=block.device)
-    return block[:, None] * _BLOCK + within
+    return (block[:, None] * _BLOCK + within).clamp_(max=total - 1)
 
 
 def _first_above(sums: Tensor, weights: Tensor, target: Tensor) -> Tensor:

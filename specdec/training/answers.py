@@ -8,6 +8,7 @@ number, so an interrupted run continues where it stopped.
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,6 +101,9 @@ def answer_batch(
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache()
     cache.layer_class_to_replicate = GrowingLayer
+    # The argument was renamed in transformers 5; some families still have the old name alone.
+    names = inspect.signature(backbone.forward).parameters
+    cache_name = "cache" if "cache" in names else "past_key_values"
     alive = list(range(len(prompts)))
     finished: set[int] = set()
     tokens: list[list[int]] = [[] for _ in prompts]
@@ -109,8 +113,8 @@ def answer_batch(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{cache_name: cache},
         )
         last = out.last_hidden_state[:, -1]
         logits = head(last).float()
@@ -165,16 +169,22 @@ def make_answers(
             break
         path = folder / f"answers-{number:05d}.safetensors"
         if not path.exists():
-            rng = random.Random(options.seed * 1_000_003 + number)
+            seed = sampling_seed(options, number)
             generator = None
-            if rng.random() < options.sampled_share:
-                generator = torch.Generator(model.device).manual_seed(rng.getrandbits(32))
+            if seed is not None:
+                generator = torch.Generator(model.device).manual_seed(seed)
             answers = answer_batch(model, batch, end_tokens, options, generator)
             write_shard(path, answers)
         total += count_tokens(path)
         shards.append(path)
         on_progress(total)
     return shards
+
+
+def sampling_seed(options: AnswerOptions, number: int) -> int | None:
+    """Seed of the noise of shard ``number``; None if its answers are greedy."""
+    rng = random.Random(options.seed * 1_000_003 + number)
+    return rng.getrandbits(32) if rng.random() < options.sampled_share else None
 
 
 def write_shard(path: Path, answers: Sequence[tuple[list[int], Tensor]]) -> None:

@@ -53,7 +53,7 @@ class AnswerSet:
     def answers(self) -> list[range]:
         """Positions of each answer."""
         ends = self.lengths.cumsum(0).tolist()
-        starts = [0, *ends[:-1]]
+        starts = [0, *ends[:-1]] if ends else []
         return [range(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
@@ -84,18 +84,32 @@ def load_answers(shards: Sequence[Path], lead_in: Sequence[int] = ()) -> AnswerS
     )
 
 
-def split_shards(shards: Sequence[Path], held_out: int) -> tuple[list[Path], list[Path]]:
-    """Shards to learn from, and ``held_out`` ones spread evenly to measure on.
+def split_shards(
+    shards: Sequence[Path], held_out: int, greedy: Sequence[bool]
+) -> tuple[list[Path], list[Path]]:
+    """Shards to learn from, and ``held_out`` greedy ones spread evenly to measure on.
+
+    Args:
+        shards: in order.
+        held_out: how many to hold out.
+        greedy: per shard whether its answers are greedy; only these can be measured on.
 
     Raises:
-        HeadsError: nothing would be left to learn from.
+        HeadsError: too few are greedy, or nothing would be left to learn from.
     """
-    if held_out >= len(shards):
+    free = [index for index, yes in enumerate(greedy) if yes]
+    if held_out >= len(shards) or held_out > len(free):
         raise HeadsError(
-            f"{len(shards)} shards of answers, {held_out} of them held out: none is left to learn"
+            f"{len(shards)} shards of answers, {len(free)} of them greedy, are too few to hold "
+            f"out {held_out}: ask for more answer tokens"
         )
     step = len(shards) / held_out
-    chosen = {int((index + 0.5) * step) for index in range(held_out)}
+    chosen: set[int] = set()
+    for index in range(held_out):
+        wanted = int((index + 0.5) * step)
+        _, nearest = min((abs(i - wanted), i) for i in free)
+        free.remove(nearest)
+        chosen.add(nearest)
     return (
         [shard for index, shard in enumerate(shards) if index not in chosen],
         [shard for index, shard in enumerate(shards) if index in chosen],

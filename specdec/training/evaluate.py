@@ -98,7 +98,7 @@ def greedy_answers(data: AnswerSet, output: Tensor) -> tuple[AnswerSet, list[int
 
 def select_answers(data: AnswerSet, wanted: Sequence[bool]) -> AnswerSet:
     """The answers marked in ``wanted``, in their order."""
-    chosen = torch.tensor(list(wanted))
+    chosen = torch.tensor(list(wanted), dtype=torch.bool)
     inside = chosen.repeat_interleave(data.lengths)
     return AnswerSet(
         data.tokens[inside],

@@ -13,13 +13,14 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec.errors import HeadsError
 from specdec.heads.base import DraftHeads, pack_for_inference
 from specdec.heads.config import HeadsConfig, Measured, Probe, Provenance
 from specdec.heads.drafting import HeadsDrafter
 from specdec.heads.store import load_heads, probe_share, save_heads
 from specdec.heads.target import Target, model_digest
 from specdec.policy.shapes import static_tree
-from specdec.training.answers import AnswerOptions, make_answers, prompt_batches
+from specdec.training.answers import AnswerOptions, make_answers, prompt_batches, sampling_seed
 from specdec.training.dataset import AnswerSet, frequent_tokens, load_answers, split_shards
 from specdec.training.evaluate import (
     greedy_answers,
@@ -108,7 +109,8 @@ def train_heads(
         itertools.islice(prompt_batches(tokenizer, run.prompts, answer_options), len(shards))
     )
     lead_in = common_ending([ids for batch in batches for ids in batch])
-    learn, held = split_shards(shards, run.options.held_out)
+    greedy = [sampling_seed(answer_options, number) is None for number in range(len(shards))]
+    learn, held = split_shards(shards, run.options.held_out, greedy)
     data, held_data = load_answers(learn, lead_in), load_answers(held, lead_in)
     held_prompts = [ids for s, b in zip(shards, batches, strict=True) if s in held for ids in b]
 
@@ -158,6 +160,11 @@ def _measure(
 ) -> dict[str, object]:
     report.stage("measuring", 3)
     greedy, chosen = greedy_answers(data, output)
+    if not chosen:
+        raise HeadsError(
+            "all held-out answers were sampled, and heads are measured on greedy ones: "
+            "hold out more shards (--held-out)"
+        )
     accuracies = rank_accuracies(heads, greedy)
     report.advance(1)
     step = max(1, len(greedy.lengths) // most_answers)

@@ -28,7 +28,7 @@ def _command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (folder / "prompts.jsonl").write_text("\n".join(lines))
     arguments = f"""train-heads --model {folder}/model --prompts {folder}/prompts.jsonl
         --answer-tokens 12000 --epochs 2 --width 32 --inner 32 --draft-vocab 100 --held-out 1
-        --depths 2 --checkpoint-every 20 --threads 1 --out {folder}/heads"""
+        --depths 2 --checkpoint-every 20 --threads 1 --seed 1 --out {folder}/heads"""
     return arguments.split()
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+
+with warnings.catch_warnings():  # what Ray warns of at import is Ray's
+    warnings.simplefilter("ignore")
+    import ray.serve
+    import ray.serve.scripts  # noqa: F401
 
 from specdec.config import DEFAULT_MODEL
 from tests.deployments.server import Server, running_server
@@ -23,7 +29,12 @@ def server() -> Iterator[Server]:
         "engine": {
             "model": DEFAULT_MODEL,
             "kv": {"pages": 192},
-            "batch": {"max_sequences": 12, "token_budget": 128, "prefill_chunk": 64},
+            "batch": {
+                "max_sequences": 12,
+                "max_waiting": 48,
+                "token_budget": 128,
+                "prefill_chunk": 64,
+            },
         },
         "gateway": {"debug": True},
     }

@@ -87,7 +87,7 @@ def test_batches_hold_every_prompt_once_and_similar_lengths() -> None:
     batches = list(make_batches(encoded, OPTIONS))
     assert sorted(ids[0] for batch in batches for ids in batch) == list(range(100))
     spread = [len(batch[-1]) - len(batch[0]) for batch in batches]
-    assert max(spread) < 20
+    assert sum(spread) / len(spread) < 8  # lengths are 1 to 50
 
 
 def test_small_sources_are_not_drowned() -> None:

@@ -52,11 +52,14 @@ def test_a_broken_shard_is_named(tmp_path: Path) -> None:
 
 def test_held_out_shards_are_spread_and_disjoint() -> None:
     shards = [Path(str(number)) for number in range(10)]
-    learn, held = split_shards(shards, 2)
+    learn, held = split_shards(shards, 2, [True] * 10)
     assert held == [Path("2"), Path("7")]
     assert sorted(learn + held) == shards
-    with pytest.raises(HeadsError, match="none is left"):
-        split_shards(shards[:2], 2)
+    _, held = split_shards(shards, 2, [number in (3, 4, 5) for number in range(10)])
+    assert held == [Path("3"), Path("5")]
+    for greedy in ([True, True], [False, True, False]):
+        with pytest.raises(HeadsError, match="too few"):
+            split_shards(shards[: len(greedy)], 2, greedy)
 
 
 def test_frequent_tokens_fall_back_on_low_ids() -> None:
