@@ -23,6 +23,7 @@ def main() -> int:
     # What Ray reads from the environment only. What the user has set stays.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else any other program comes first
     from deployments.launcher import launch  # imports Ray, which reads them
 
     return launch(options.config, began)

@@ -28,6 +28,8 @@ from specdec.model.resolve import resolve_model
 #: Requests and answers travel through it; 100 MB hold thousands of them.
 _OBJECT_STORE_BYTES = 100 * 2**20
 _POLL_S = 0.2
+#: States of a deployment that hold its application up.
+_BROKEN = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 def launch(config_path: str, began: float) -> int:
@@ -142,9 +144,9 @@ def _state() -> tuple[bool, str | None]:
     failed = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
     for name, application in applications.items():
         if application.status in failed:
-            reasons = [application.message]
-            reasons += [d.message for d in application.deployments.values() if d.message]
-            return False, f"application {name} cannot be served:\n" + "\n".join(reasons)
+            reasons = [d.message for d in application.deployments.values() if d.status in _BROKEN]
+            why = "\n".join([application.message, *reasons]).strip()
+            return False, f"application {name} cannot be served: {why}"
     states = {application.status for application in applications.values()}
     return states == {ApplicationStatus.RUNNING}, None
 
