@@ -114,6 +114,7 @@ def measure(options: argparse.Namespace) -> int:
             "threads": options.threads,
             "speculation": {
                 "heads": options.heads,
+                "lookup": options.lookup,
                 "tree": options.tree,
                 "max_nodes": options.max_nodes,
             },
@@ -128,6 +129,7 @@ def measure(options: argparse.Namespace) -> int:
         encode_prompt(engine.tokenizer, [{"role": "user", "content": p.text}]) for p in prompts
     ]
     arms: dict[str, Arm] = defaultdict(Arm)
+    two_sources = settings.speculation.lookup and engine.drafting.drafter.max_depth > 0
     speculative = SamplingParams(max_tokens=options.tokens)
     plain = SamplingParams(max_tokens=options.tokens, speculation=False)
     run_engine(engine, encoded[0], SamplingParams(max_tokens=8))  # first calls are slow
@@ -136,6 +138,10 @@ def measure(options: argparse.Namespace) -> int:
     progress = tqdm(list(zip(prompts, encoded, strict=True)), unit="prompt")
     for _, tokens in progress:
         arms["speculative"].runs.append(run_engine(engine, tokens, speculative))
+        if two_sources:
+            engine.drafting.lookup_enabled = False
+            arms["heads alone"].runs.append(run_engine(engine, tokens, speculative))
+            engine.drafting.lookup_enabled = True
         arms["plain"].runs.append(run_engine(engine, tokens, plain))
         if reference is not None:
             arms["generate"].runs.append(run_generate(reference, tokens, options.tokens))
@@ -157,6 +163,9 @@ def make_figures(arms: dict[str, Arm]) -> dict[str, Figure]:
         "speculative_vs_plain": Figure(ours.speed() / plain.speed(), 1.7),
         "speculative_vs_plain_decoding": Figure(ours.decode_speed() / plain.decode_speed(), 1.7),
     }
+    if "heads alone" in arms:
+        alone = arms["heads alone"].tokens_per_round()
+        figures["tokens_per_round_heads_alone"] = Figure(alone, 2.2)
     if "generate" in arms:
         other = arms["generate"]
         figures["speculative_vs_generate"] = Figure(ours.speed() / other.speed(), 2.5)
@@ -230,6 +239,12 @@ def main() -> int:
     )
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--heads", default="auto")
+    parser.add_argument(
+        "--lookup",
+        action=argparse.BooleanOptionalAction,
+        default=EngineSettings().speculation.lookup,
+        help="draft from repetitions too; the heads alone are then another arm",
+    )
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--tree", default=EngineSettings().speculation.tree)
     parser.add_argument("--max-nodes", type=int)

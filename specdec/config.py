@@ -56,15 +56,18 @@ class SpeculationSettings(Settings):
     Attributes:
         enabled: off means plain decoding whatever a request says.
         heads: a folder or file with draft heads, ``auto`` for the set that ships for the
-            model (plain decoding, with a warning, where none ships), or None for none.
+            model (a warning, and lookup alone, where none ships), or None for none.
+        lookup: prompt lookup: also draft what followed the last time these tokens stood in
+            the sequence's own prompt and output. Not for the rejection rule at a temperature.
         tree: ``static`` uses the tree found from the heads' measured accuracies,
             ``dynamic`` grows one from this step's probabilities.
-        max_nodes: most nodes of a tree, its root included; None takes the size that
-            was measured as fastest for the kind of processor.
+        max_nodes: most nodes of a tree, its root included; None takes the limit that fits
+            the kind of processor. Where rows have their price, unlikely ones are left out.
     """
 
     enabled: bool = True
     heads: str | None = "auto"
+    lookup: bool = True
     tree: Literal["static", "dynamic"] = "dynamic"
     max_nodes: int | None = Field(None, ge=1, le=128)
 
@@ -81,6 +84,8 @@ class EngineSettings(Settings):
         max_model_length: longest sequence; None takes the model's own limit.
         threads: CPU threads of the forward pass; None leaves torch's choice.
         self_check: compare with the model's own forward at start-up.
+        native_kernels: with ``bfloat16`` on a CPU without bfloat16 units, use our own kernels
+            (compiled at first start; without a compiler, torch's).
     """
 
     model: str = DEFAULT_MODEL
@@ -90,6 +95,7 @@ class EngineSettings(Settings):
     max_model_length: int | None = Field(None, ge=2)
     threads: int | None = Field(None, ge=1)
     self_check: bool = True
+    native_kernels: bool = True
     kv: KvSettings = KvSettings()
     batch: BatchSettings = BatchSettings()
     speculation: SpeculationSettings = SpeculationSettings()

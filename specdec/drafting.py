@@ -1,4 +1,4 @@
-"""When and how large to draft: the engine's side of the drafter."""
+"""When, how large and from which sources to draft: the engine's side of the drafter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from specdec.config import SpeculationSettings
 from specdec.heads.drafter import Drafter, SiblingChoice
 from specdec.model.linear import PackedLinear
 from specdec.model.runner import ModelRunner
+from specdec.policy.lookup import Continuation, PromptLookup
+from specdec.policy.merge import merge_path
 from specdec.policy.plan import Committed
+from specdec.policy.rows import SAMPLED_ACCEPTANCE
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.tree import DraftTree
 from specdec.sampling import RowHistory, process_logits
@@ -23,26 +26,43 @@ log = logging.getLogger(__name__)
 #: Siblings drawn at each depth under every node, for the rejection rule.
 BRANCHING = (2, 1, 1, 1)
 
-#: Nodes, root included, that cost little more than one row: CUDA and CPUs with matrix
-#: units read the weights once for all; packed weights on AVX2 are flat up to six rows.
-NODES_CUDA, NODES_MATRIX_UNITS, NODES_PACKED = 64, 32, 8
+#: Nodes of a tree at most, root included. CUDA and CPUs with matrix units read the weights
+#: once for all of them; with packed weights on AVX2 a row beyond ``FREE_ROWS`` has its price.
+NODES_CUDA, NODES_MATRIX_UNITS, NODES_PACKED = 64, 32, 16
+#: Rows that cost what one costs with packed weights on AVX2 (docs/benchmarks.md).
+FREE_ROWS = 6
+#: Chance of acceptance that pays for a row beyond the free ones: it costs 3 ms there, and a
+#: step, which is what a token costs otherwise, about 25.
+WORTH = 0.12
+#: Where lookup alone fills the free rows with candidates at least this likely, the heads are
+#: left out: what they would add is rarely reached, and they take 5 to 8 ms of a CPU.
+STRONG = 0.5
 
 
 class Drafting:
-    """Gives each sequence its next tree.
+    """Gives each sequence its next tree: the heads' candidates and those of prompt lookup.
 
     Args:
-        drafter: the source of candidates.
+        drafter: the source of candidates beside the lookup.
         settings: switches and the size of trees.
         runner: the model that will verify.
+
+    Attributes:
+        drafter: as given.
+        max_nodes: most nodes of a tree, root included.
+        lookup_enabled: whether lookup proposes too; may be switched between requests.
+        lookup: what it keeps of the unfinished sequences.
     """
 
     def __init__(
         self, drafter: Drafter, settings: SpeculationSettings, runner: ModelRunner
     ) -> None:
         self.drafter = drafter
-        self.max_nodes = settings.max_nodes or default_nodes(runner)
-        self._enabled = settings.enabled and drafter.max_depth > 0
+        default, self._free_rows = row_costs(runner)
+        self.max_nodes = settings.max_nodes or default
+        self.lookup_enabled = settings.lookup
+        self.lookup = PromptLookup()
+        self._enabled = settings.enabled
         self._probabilities: dict[str, Tensor] = {}
 
     def draft(
@@ -65,18 +85,11 @@ class Drafting:
             sequence = entry.sequence
             if sequence.finish_reason is not None or depth_left(sequence) == 0:
                 continue
-            if sequence.params.acceptance == "rejection" and not sequence.params.greedy:
-                self._draft_sampled(sequence, hidden[entry.logits_row], depth_left(sequence))
-            else:
+            if sequence.params.acceptance != "rejection" or sequence.params.greedy:
                 together.append(entry)
-        if together:
-            trees = self.drafter.draft(
-                hidden[[entry.logits_row for entry in together]],
-                [entry.sequence.tokens for entry in together],
-                [self.max_nodes] * len(together),
-            )
-            for entry, tree in zip(together, trees, strict=True):
-                entry.sequence.draft = tree
+            elif self.drafter.max_depth > 0:
+                self._draft_sampled(sequence, hidden[entry.logits_row], depth_left(sequence))
+        self._draft_likeliest(together, hidden, [depth_left(e.sequence) for e in together])
 
     def probabilities(self, sequence: SequenceState, tree: DraftTree | None) -> Tensor | None:
         """Per node of ``tree`` the distribution its children were drawn from, ``[N, V]``;
@@ -88,6 +101,43 @@ class Drafting:
     def forget(self, sequence: SequenceState) -> None:
         """Drop what is kept of a finished sequence."""
         self._probabilities.pop(sequence.request_id, None)
+        self.lookup.forget(sequence)
+
+    def _draft_likeliest(
+        self, entries: Sequence[Committed], hidden: Tensor, depths: Sequence[int]
+    ) -> None:
+        """Trees for the match and typical rules, of all sources."""
+        paths = [self._path(e.sequence, depth) for e, depth in zip(entries, depths, strict=True)]
+        trees = [DraftTree.root_only(entry.sequence.tokens[-1]) for entry in entries]
+        asked = [i for i, path in enumerate(paths) if not self._strong(path)]
+        if asked and self.drafter.max_depth > 0:
+            drafted = self.drafter.draft(
+                hidden[[entries[i].logits_row for i in asked]],
+                [entries[i].sequence.tokens for i in asked],
+                [self.max_nodes] * len(asked),
+            )
+            for i, tree in zip(asked, drafted, strict=True):
+                trees[i] = tree.limit_depth(depths[i])
+        for entry, tree, path in zip(entries, trees, paths, strict=True):
+            merged = merge_path(tree, path.tokens, path.values, self.max_nodes)
+            entry.sequence.draft = self._worth(merged)
+
+    def _path(self, sequence: SequenceState, depth: int) -> Continuation:
+        if not self.lookup_enabled:
+            return Continuation([], [])
+        return self.lookup.propose(sequence, min(depth, self.max_nodes - 1))
+
+    def _strong(self, path: Continuation) -> bool:
+        """Whether a path alone fills the free rows with likely candidates."""
+        needed = min(self.max_nodes, self._free_rows) - 1
+        return 0 < needed <= len(path.values) and path.values[needed - 1] >= STRONG
+
+    def _worth(self, tree: DraftTree) -> DraftTree:
+        """Without the nodes beyond the free rows that are not worth a row."""
+        size = len(tree)
+        while size > self._free_rows and tree.values[size - 1] < WORTH:
+            size -= 1
+        return tree if size == len(tree) else tree.prefix(size)
 
     def _draft_sampled(self, sequence: SequenceState, hidden: Tensor, depth: int) -> None:
         def choose(logits: Tensor, path: tuple[int, ...], count: int) -> SiblingChoice:
@@ -110,21 +160,26 @@ class Drafting:
         self._probabilities[sequence.request_id] = sampled.probabilities
 
     def _branching(self, depth: int) -> tuple[int, ...]:
-        """As many levels of ``BRANCHING`` as fit the depth and the size of trees."""
+        """As many levels of ``BRANCHING`` as fit the depth and the size of trees, and are
+        worth their rows by what may be known of them before they are drawn.
+        """
         levels: list[int] = []
-        nodes, width = 1, 1
+        nodes, width, value = 1, 1, 1.0
         for siblings in BRANCHING[: min(depth, self.drafter.max_depth)]:
             width *= siblings
-            if nodes + width > self.max_nodes:
+            value *= SAMPLED_ACCEPTANCE
+            limit = self.max_nodes if value >= WORTH else min(self.max_nodes, self._free_rows)
+            if nodes + width > limit:
                 break
             nodes += width
             levels.append(siblings)
         return tuple(levels)
 
 
-def default_nodes(runner: ModelRunner) -> int:
-    """How large a tree is by default on this device."""
+def row_costs(runner: ModelRunner) -> tuple[int, int]:
+    """Of this device: most nodes of a tree by default, and how many of them are free."""
     if runner.device.type == "cuda":
-        return NODES_CUDA
-    packed = isinstance(runner.output_head, PackedLinear)
-    return NODES_PACKED if packed else NODES_MATRIX_UNITS
+        return NODES_CUDA, NODES_CUDA
+    if isinstance(runner.output_head, PackedLinear):
+        return NODES_PACKED, FREE_ROWS
+    return NODES_MATRIX_UNITS, NODES_MATRIX_UNITS

@@ -107,6 +107,7 @@ def tiny_engine(
     prefill_chunk: int = 32,
     max_sequences: int = 16,
     max_nodes: int = 7,
+    lookup: bool = False,
 ) -> Engine:
     """An engine without tokenizer around ``model``."""
     settings = EngineSettings(
@@ -115,7 +116,7 @@ def tiny_engine(
         batch=BatchSettings(
             token_budget=token_budget, prefill_chunk=prefill_chunk, max_sequences=max_sequences
         ),
-        speculation=SpeculationSettings(max_nodes=max_nodes),
+        speculation=SpeculationSettings(max_nodes=max_nodes, lookup=lookup),
     )
     runner = ModelRunner(model, settings.kv)
     return Engine(runner, None, drafter, settings)  # type: ignore[arg-type]
@@ -133,6 +134,7 @@ def run_all(
             outputs[output.request_id].append(output)
         engine.check_integrity()
     assert engine.pages_in_use == 0
+    assert len(engine.drafting.lookup) == 0
     assert all(found and found[-1].finished for found in outputs.values())
     return outputs
 

@@ -1,7 +1,8 @@
 """Speculation changes speed, never text: float32, against transformers' own decoding.
 
 What these catch: KV moved to a wrong slot, a mask that shows a node its cousins, positions
-off by one in a tree, noise that depends on the batch, state lost by preemption.
+off by one in a tree, noise that depends on the batch, state lost by preemption, a lookup that
+grows its tree from another token than the last one, or outlives its sequence.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from bench.reference import generate_greedy
+from specdec.heads.drafter import NullDrafter
 from specdec.params import SamplingParams
 from tests.engines import (
     ScriptedDrafter,
@@ -49,7 +52,7 @@ def family(
 
 
 #: name -> (kind of drafts, engine settings). ``preempted`` has pages for a few sequences only.
-CASES = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("off", {}),
     "right": ("right", {}),
     "wrong": ("wrong", {}),
@@ -58,7 +61,16 @@ CASES = {
     "preempted": ("random", {"pages": 36, "page_size": 4}),
     "alone": ("random", {"max_sequences": 1}),
     "wide": ("random", {"max_nodes": 32, "token_budget": 512}),
+    "lookup": ("none", {"lookup": True, "max_nodes": 12, "token_budget": 512}),
+    "both": ("random", {"lookup": True, "pages": 36}),
 }
+
+
+def make_drafter(kind: str, answers: dict[tuple[int, ...], list[int]]) -> object:
+    """Drafts of a kind; what ``off`` offers must not be asked for."""
+    if kind == "none":
+        return NullDrafter()
+    return ScriptedDrafter(answers, "random" if kind == "off" else kind, VOCABULARY)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,8 +79,7 @@ def test_greedy_equals_generate(
 ) -> None:
     model, answers = family
     kind, changes = CASES[case]
-    drafter = ScriptedDrafter(answers, "random" if kind == "off" else kind, VOCABULARY)
-    engine = tiny_engine(copy.deepcopy(model), drafter, **changes)
+    engine = tiny_engine(copy.deepcopy(model), make_drafter(kind, answers), **changes)
     params = SamplingParams(max_tokens=NEW_TOKENS, speculation=kind != "off")
     outputs = run_all(engine, {str(i): (list(prompt), params) for i, prompt in enumerate(answers)})
     for number, (prompt, whole) in enumerate(answers.items()):
@@ -80,7 +91,7 @@ def test_greedy_equals_generate(
     if kind == "right":
         assert engine.stats.tokens_per_round > 2.5
     assert (accepted == 0) == (kind in ("off", "wrong"))
-    assert (preemptions > 0) == (case == "preempted")
+    assert (preemptions > 0) == (case in ("preempted", "both"))
 
 
 SAMPLED = (
@@ -91,7 +102,9 @@ SAMPLED = (
 )
 
 
-@pytest.mark.parametrize("case", ["plain", "random", "chunked", "preempted", "right"])
+@pytest.mark.parametrize(
+    "case", ["plain", "random", "chunked", "preempted", "right", "lookup", "both"]
+)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2"])
 def test_sampled_equals_plain_decoding_with_that_seed(name: str, case: str) -> None:
     model = tiny_model(name, seed=4)
@@ -104,8 +117,7 @@ def test_sampled_equals_plain_decoding_with_that_seed(name: str, case: str) -> N
         requests[key] = (prompt, params)
         expected[key] = plain_sampling(model, prompt, 12, params)
         answers[tuple(prompt)] = prompt + expected[key]
-    drafter = ScriptedDrafter(answers, "random" if kind == "off" else kind, VOCABULARY)
-    engine = tiny_engine(copy.deepcopy(model), drafter, **changes)
+    engine = tiny_engine(copy.deepcopy(model), make_drafter(kind, answers), **changes)
     outputs = run_all(engine, requests)
     for key, tokens in expected.items():
         assert tokens_of(outputs[key]) == tokens, key
@@ -113,12 +125,35 @@ def test_sampled_equals_plain_decoding_with_that_seed(name: str, case: str) -> N
         assert engine.stats.tokens_per_round > 2.5
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_lookup_takes_fewer_rounds_where_text_repeats(temperature: float) -> None:
+    """Without attention the next token depends on the last alone, so greedy text runs in
+    circles, and prompts that quote such text are quoted in turn."""
+    model = tiny_model("llama", seed=3)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "o_proj" in name:
+                weights.zero_()
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
+    prompts = [p + generate_greedy(model, p, 40) for p in make_prompts(3)[:6]]
+    requests = {str(number): (prompt, params) for number, prompt in enumerate(prompts)}
+    texts, rounds = [], []
+    for lookup in (False, True):
+        engine = tiny_engine(copy.deepcopy(model), NullDrafter(), lookup=lookup)
+        outputs = run_all(engine, requests)
+        texts.append({name: tokens_of(found) for name, found in outputs.items()})
+        rounds.append(engine.stats.tokens_per_round)
+    assert texts[0] == texts[1]
+    assert rounds[0] == 1.0
+    assert rounds[1] > (4.0 if temperature == 0 else 1.1)
+
+
 def test_abort_frees_pages_and_leaves_others_alone() -> None:
     model = tiny_model("llama", seed=3)
     prompts = make_prompts(6)
     answers = {tuple(p): p + generate_greedy(model, p, NEW_TOKENS) for p in prompts}
     drafter = ScriptedDrafter(answers, "random", VOCABULARY)
-    engine = tiny_engine(copy.deepcopy(model), drafter)
+    engine = tiny_engine(copy.deepcopy(model), drafter, lookup=True)
     params = SamplingParams(max_tokens=NEW_TOKENS)
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), prompt, params)
@@ -140,6 +175,7 @@ def test_abort_frees_pages_and_leaves_others_alone() -> None:
                 ends[output.request_id] = output.finish_reason
     engine.check_integrity()
     assert engine.pages_in_use == 0
+    assert len(engine.drafting.lookup) == 0
     assert set(ends) == set(collected)
     assert not engine.abort("0")
     for number, (start, whole) in enumerate(answers.items()):
@@ -160,7 +196,7 @@ def test_non_finite_row_fails_one_request() -> None:
         table = broken.get_input_embeddings()
         assert isinstance(table, torch.nn.Embedding)
         table.weight[poison] = float("nan")
-    engine = tiny_engine(broken, ScriptedDrafter(answers, "random", VOCABULARY))
+    engine = tiny_engine(broken, ScriptedDrafter(answers, "random", VOCABULARY), lookup=True)
     params = SamplingParams(max_tokens=8)
     requests = {str(n): (p, params) for n, p in enumerate(prompts)}
     requests["poisoned"] = ([1, poison, 2], params)

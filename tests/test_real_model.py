@@ -64,6 +64,7 @@ def test_short_benchmark(prompt_file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = figures["tokens_per_round"]
     assert isinstance(found, Figure)
     assert found.value > 1.3
+    assert "tokens_per_round_heads_alone" in figures
     assert "speculative_vs_generate" in figures
 
 

@@ -25,6 +25,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("prompt", help="the user's turn, or - to read it from standard input")
     parser.add_argument("--model", default=_DEFAULTS.model)
     parser.add_argument("--heads", default=_DEFAULTS.speculation.heads)
+    parser.add_argument(
+        "--lookup",
+        action=argparse.BooleanOptionalAction,
+        default=_DEFAULTS.speculation.lookup,
+        help="also draft from repetitions in prompt and output",
+    )
     parser.add_argument("--dtype", default=_DEFAULTS.dtype, choices=("float32", "bfloat16"))
     parser.add_argument("--device", default=_DEFAULTS.device, choices=("auto", "cpu", "cuda"))
     parser.add_argument("--system", help="system prompt")
@@ -64,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             "model": options.model,
             "dtype": options.dtype,
             "device": options.device,
-            "speculation": {"heads": options.heads},
+            "speculation": {"heads": options.heads, "lookup": options.lookup},
         },
     )
     from specdec.chat import encode_prompt

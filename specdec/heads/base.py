@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.heads.target import Target
-from specdec.model.linear import PackedLinear, has_native_bfloat16
+from specdec.model.linear import has_native_bfloat16
+from specdec.model.pack import pack_linears
 
 
 class LmHead(nn.Module):
@@ -107,8 +108,5 @@ def pack_for_inference(heads: DraftHeads, device: torch.device) -> DraftHeads:
     """
     heads.eval().requires_grad_(False).to(device)
     if device.type == "cpu" and not has_native_bfloat16():
-        for parent in list(heads.modules()):
-            for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
-                    setattr(parent, name, PackedLinear(child.weight, child.bias))
+        pack_linears(heads)
     return heads

@@ -86,7 +86,7 @@ class Drafter(Protocol):
 
 
 class NullDrafter:
-    """Drafts nothing: plain decoding.
+    """Drafts nothing: plain decoding, but for other sources.
 
     Args:
         vocab_size: V, of the empty distribution.

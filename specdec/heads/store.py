@@ -113,7 +113,7 @@ def make_drafter(
     """The drafter that the settings ask for.
 
     Args:
-        heads: a folder or file, ``auto`` for the shipped set, or None for plain decoding.
+        heads: a folder or file, ``auto`` for the shipped set, or None for none.
         model: the base model, its layers packed or not.
         model_name: for messages.
         tree: kind of tree.
@@ -129,7 +129,7 @@ def make_drafter(
     path = shipped_heads(target) if heads == "auto" else Path(heads).expanduser()
     if path is None:
         log.warning(
-            "no draft heads ship for %s: plain decoding, one token per step "
+            "no draft heads ship for %s: at most prompt lookup drafts "
             "(train some with `specdec train-heads`)",
             model_name,
         )

@@ -51,7 +51,7 @@ class Target:
         if isinstance(head, PackedLinear):
             config = getattr(model, "config", None)
             tied = bool(getattr(config, "tie_word_embeddings", False))
-            output = embedding if tied else torch.ops.quantized.linear_unpack_fp16(head._packed)[0]
+            output = embedding if tied else head.unpacked()
         else:
             weight = head.weight
             assert isinstance(weight, Tensor)

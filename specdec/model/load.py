@@ -7,15 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from specdec.errors import ModelNotFoundError, UnsupportedModelError
-from specdec.model.linear import (
-    PackedLinear,
-    has_fp16_packing,
-    has_native_bfloat16,
-    pack_linears,
-)
+from specdec.model.linear import has_native_bfloat16
+from specdec.model.pack import can_pack, pack_linears
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -37,7 +32,9 @@ def choose_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedModel:
+def load_model(
+    folder: Path, device: torch.device, dtype: str, *, native: bool = True
+) -> PreTrainedModel:
     """Load a causal language model for inference.
 
     On a CPU without bfloat16 units, ``bfloat16`` means weights rounded to bfloat16, kept
@@ -47,6 +44,7 @@ def load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedMode
         folder: a local folder in Hugging Face's format.
         device: where the weights go.
         dtype: ``float32`` or ``bfloat16``.
+        native: whether our own CPU kernels may be used.
 
     Raises:
         ModelNotFoundError: there is no model in that folder.
@@ -64,20 +62,11 @@ def load_model(folder: Path, device: torch.device, dtype: str) -> PreTrainedMode
         raise UnsupportedModelError(f"{folder}: {error}") from error
     model.eval().requires_grad_(False)
     if device.type == "cpu" and dtype == "bfloat16" and not has_native_bfloat16():
-        if has_fp16_packing():
-            _pack(model)
+        if can_pack():
+            pack_linears(model, native=native)
         model.float()
     nn.Module.to(model, device)
     return model
-
-
-def _pack(model: PreTrainedModel) -> None:
-    """Pack all linear layers in 16 bits; a tied embedding table stays for look-ups."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is Conv1D:
-                setattr(parent, name, PackedLinear(child.weight.T, child.bias))
-    pack_linears(model)
 
 
 def context_limit(config: PretrainedConfig, asked: int | None) -> int:

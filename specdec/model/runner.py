@@ -17,6 +17,7 @@ from specdec.model.attention import PagedStep
 from specdec.model.hook import CONTEXT, IMPLEMENTATION, AttentionContext, register
 from specdec.model.kv import KvPool, pool_pages
 from specdec.model.load import choose_device, context_limit, load_model
+from specdec.model.native.step import NativeStep
 from specdec.model.plan_inputs import build_inputs
 from specdec.model.probe import AttentionShape, Probe
 from specdec.model.segment_rows import SegmentRows, segment_rows
@@ -70,6 +71,8 @@ class ModelRunner:
         self.pool = KvPool(
             self.shape.layout, pool_pages(kv, self.shape.layout), kv.page_size, self.device
         )
+        #: The fast path, where the model fits it.
+        self.native = NativeStep(model, self.shape) if NativeStep.fits(model, self.shape) else None
 
     @staticmethod
     def load(folder: Path, settings: EngineSettings) -> ModelRunner:
@@ -83,7 +86,7 @@ class ModelRunner:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         device = choose_device(settings.device)
-        model = load_model(folder, device, settings.dtype)
+        model = load_model(folder, device, settings.dtype, native=settings.native_kernels)
         runner = ModelRunner(model, settings.kv, settings.max_model_length)
         if settings.self_check:
             runner.self_check()
@@ -109,6 +112,8 @@ class ModelRunner:
     @torch.no_grad()
     def forward(self, segments: Sequence[SegmentRows], pool: KvPool) -> StepOutput:
         """Compute the rows of ``segments``, with their KV in ``pool``."""
+        if self.native is not None:
+            return StepOutput(*self.native.forward(segments, pool))
         inputs = build_inputs(segments, pool, self.shape.windows, self.shape.repeats)
         step = PagedStep(pool, inputs, self.shape.windows)
         # Inference mode saves a tenth of the host's time; its tensors may not be changed

@@ -23,7 +23,7 @@ from tests.tiny_models import tiny_model
 ResultT = TypeVar("ResultT")
 
 
-def new_engine(**settings: int) -> Engine:
+def new_engine(**settings: Any) -> Engine:
     return tiny_engine(tiny_model("llama"), NullDrafter(), **settings)
 
 

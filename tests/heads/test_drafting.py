@@ -156,8 +156,12 @@ def test_sampled_drafts_ask_with_the_logits_of_each_path(token_map: Tensor | Non
 def test_packed_heads_draft_as_before() -> None:
     hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(7))
     contexts = [[1], [2], [3]]
-    before = HeadsDrafter(small_sequential()).draft(hidden, contexts, [6, 6, 6])
-    packed = pack_for_inference(small_sequential(), torch.device("cpu"))
+    heads, to_pack = small_sequential(), small_sequential()
+    for each in (heads, to_pack):  # as heads are stored: packing them then loses nothing
+        for parameter in each.parameters():
+            parameter.data.copy_(parameter.bfloat16())
+    before = HeadsDrafter(heads).draft(hidden, contexts, [6, 6, 6])
+    packed = pack_for_inference(to_pack, torch.device("cpu"))
     after = HeadsDrafter(packed).draft(hidden, contexts, [6, 6, 6])
     for old, new in zip(before, after, strict=True):
         assert new.tokens == old.tokens

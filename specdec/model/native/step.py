@@ -1,0 +1,250 @@
+"""A whole step of a Llama-like model in one call of our own kernels.
+
+The model stays transformers' own: its modules' weights are read where they lie, and its
+own forward still works (the start-up check compares the two). Models of another build run
+through the attention hook, with the same packed layers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.model.kv import KvPool
+from specdec.model.native.build import load_kernels
+from specdec.model.native.linear import BLOCK, BrainLinear
+from specdec.model.native.structs import (
+    LayerStruct,
+    LinearStruct,
+    ModelStruct,
+    SegmentStruct,
+    StepStruct,
+)
+from specdec.model.probe import AttentionShape
+from specdec.model.segment_rows import SegmentRows
+
+#: Families whose decoder layer is RMS norm, rotary attention, residual, RMS norm, SwiGLU,
+#: residual, and nothing else (with a bias or per-head norms where the modules have them).
+FAMILIES = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+
+#: Widths that the kernels' vectors ask for.
+_LANES, _HEAD_LANES = 8, 16
+
+
+class NativeStep:
+    """Runs packed rows through all layers, final norm and output head.
+
+    Args:
+        model: one that :meth:`fits`.
+        shape: of its attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, shape: AttentionShape) -> None:
+        kernels = load_kernels()
+        assert kernels is not None
+        self._kernels = kernels
+        self._model, self._shape = model, shape
+        decoder = model.model
+        self._embed: nn.Module = model.get_input_embeddings()
+        self._rotary: nn.Module = decoder.rotary_emb
+        self._head = model.get_output_embeddings()
+        #: Fused weights and norms, kept alive for the structs that point into them.
+        self._kept: list[Tensor] = []
+        self._layers = [self._layer(layer, i) for i, layer in enumerate(decoder.layers)]
+        self._final_norm = self._norm(decoder.norm)
+        self._eps = float(decoder.norm.variance_epsilon)
+        attention = decoder.layers[0].self_attn
+        self._head_eps = float(getattr(getattr(attention, "q_norm", None), "variance_epsilon", 0.0))
+        self._scaling = float(attention.scaling)
+        self._hidden = int(self._head.in_features)
+        self._inner = int(decoder.layers[0].mlp.down_proj.in_features)
+        self._struct: ModelStruct | None = None
+        self._struct_pool: KvPool | None = None
+        self._scratch = torch.empty(0)
+        self._cos = self._sin = torch.empty(0, shape.layout.head_dim)
+
+    @staticmethod
+    def fits(model: PreTrainedModel, shape: AttentionShape) -> bool:
+        """Whether the kernels compute this model as it is built and packed."""
+        if type(model).__name__ not in FAMILIES or load_kernels() is None:
+            return False
+        if shape.layout.dtype != torch.float32 or shape.layout.head_dim % _HEAD_LANES:
+            return False
+        if getattr(model.config, "hidden_act", None) != "silu":
+            return False
+        layers = model.model.layers
+        linears = [m for m in model.modules() if isinstance(m, nn.Linear | BrainLinear)]
+        inside = [
+            part
+            for layer in layers
+            for part in (
+                layer.self_attn.q_proj,
+                layer.self_attn.k_proj,
+                layer.self_attn.v_proj,
+                layer.mlp.gate_proj,
+                layer.mlp.up_proj,
+            )
+        ]
+        return (
+            all(isinstance(linear, BrainLinear) for linear in linears)
+            and all(part.out_features % BLOCK == 0 for part in inside)
+            and all(len({p.bias is None for p in _projections(layer)}) == 1 for layer in layers)
+            and model.get_output_embeddings().in_features % _LANES == 0
+        )
+
+    def forward(
+        self, segments: Sequence[SegmentRows], pool: KvPool
+    ) -> tuple[Tensor, Tensor, tuple[tuple[int, int], ...]]:
+        """Logits ``[R, V]``, hidden ``[R, H]`` and per segment the span of its rows in them."""
+        widths = [segment.width for segment in segments]
+        firsts = np.concatenate(([0], np.cumsum(widths)))
+        rows = int(firsts[-1])
+        positions = torch.from_numpy(np.concatenate([s.positions() for s in segments]))
+        tokens = torch.tensor([token for s in segments for token in s.tokens])
+        counts = [segment.logit_count for segment in segments]
+        logit_rows = torch.from_numpy(
+            np.concatenate(
+                [np.arange(firsts[i + 1] - n, firsts[i + 1]) for i, n in enumerate(counts)]
+            ).astype(np.int64)
+        )
+        row_segment = torch.from_numpy(np.repeat(np.arange(len(segments)), widths))
+        x = self._embed(tokens).contiguous()
+        cos, sin = self._rotation(positions)
+        wanted = len(logit_rows)
+        hidden = torch.empty(wanted, self._hidden)
+        logits = torch.empty(wanted, self._head.out_features)
+        described = [
+            _segment(segment, int(first), pool)
+            for segment, first in zip(segments, firsts[:-1], strict=True)
+        ]
+        model = self._bound(pool)
+        step = StepStruct(
+            rows,
+            len(segments),
+            wanted,
+            torch.get_num_threads(),
+            x.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            (SegmentStruct * len(segments))(*(struct for struct, *_ in described)),
+            row_segment.data_ptr(),
+            logit_rows.data_ptr(),
+            self._scratch_for(model, rows),
+            hidden.data_ptr(),
+            logits.data_ptr(),
+        )
+        self._kernels.specdec_step(ctypes.byref(model), ctypes.byref(step))
+        ends = np.cumsum(counts).tolist()
+        spans = tuple((end - count, end) for end, count in zip(ends, counts, strict=True))
+        return logits, hidden, spans
+
+    def _layer(self, layer: Any, index: int) -> LayerStruct:
+        attention, mlp = layer.self_attn, layer.mlp
+        queries = getattr(attention, "q_norm", None)
+        keys = getattr(attention, "k_norm", None)
+        return LayerStruct(
+            self._norm(layer.input_layernorm),
+            self._norm(layer.post_attention_layernorm),
+            None if queries is None else self._norm(queries),
+            None if keys is None else self._norm(keys),
+            self._fused(attention.q_proj, attention.k_proj, attention.v_proj),
+            attention.o_proj.struct(),
+            self._fused(mlp.gate_proj, mlp.up_proj),
+            mlp.down_proj.struct(),
+            None,
+            None,
+            self._shape.windows[index] or 0,
+        )
+
+    def _norm(self, norm: Any) -> int:
+        weight: Tensor = norm.weight.detach().float().contiguous()
+        self._kept.append(weight)
+        return weight.data_ptr()
+
+    def _fused(self, *parts: BrainLinear) -> LinearStruct:
+        """One layer that gives the outputs of ``parts`` side by side; they share its weights."""
+        packed = torch.cat([part.packed for part in parts])
+        start = 0
+        for part in parts:
+            stop = start + part.packed.shape[0]
+            part.adopt(packed[start:stop])
+            start = stop
+        self._kept.append(packed)
+        bias = None
+        biases = [part.bias for part in parts if part.bias is not None]
+        if biases:
+            joined = torch.cat(biases)
+            self._kept.append(joined)
+            bias = joined.data_ptr()
+        return LinearStruct(
+            packed.data_ptr(), bias, sum(p.out_features for p in parts), parts[0].in_features
+        )
+
+    def _bound(self, pool: KvPool) -> ModelStruct:
+        """The model over the keys and values of ``pool``."""
+        if self._struct is None or self._struct_pool is not pool:
+            for layer, (keys, values) in zip(self._layers, pool.flat, strict=True):
+                layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+            layout = pool.layout
+            self._struct = ModelStruct(
+                (LayerStruct * len(self._layers))(*self._layers),
+                len(self._layers),
+                self._hidden,
+                layout.kv_heads * self._shape.repeats,
+                layout.kv_heads,
+                layout.head_dim,
+                self._inner,
+                self._eps,
+                self._head_eps,
+                self._scaling,
+                self._final_norm,
+                self._head.struct(),
+            )
+            self._struct_pool = pool
+        return self._struct
+
+    def _scratch_for(self, model: ModelStruct, rows: int) -> int:
+        needed = self._kernels.specdec_scratch_floats(ctypes.byref(model), ctypes.c_int64(rows))
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed)
+        return self._scratch.data_ptr()
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[T, D]``, from a table that grows with the longest sequence."""
+        longest = int(positions.max()) + 1
+        if longest > len(self._cos):
+            table = torch.arange(1 << (longest - 1).bit_length())[None]
+            cos, sin = self._rotary(torch.empty(0), table)
+            self._cos, self._sin = cos[0].float().contiguous(), sin[0].float().contiguous()
+        return self._cos[positions], self._sin[positions]
+
+
+def _projections(layer: Any) -> tuple[BrainLinear, ...]:
+    attention = layer.self_attn
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def _segment(
+    segment: SegmentRows, first: int, pool: KvPool
+) -> tuple[SegmentStruct, np.ndarray, np.ndarray | None]:
+    """The struct, and the arrays it points to, which must outlive it."""
+    slots = np.ascontiguousarray(pool.slots(segment.pages, 0, segment.length))
+    visible = None
+    if segment.tree is not None and segment.width > 1:
+        visible = np.ascontiguousarray(segment.visible(), dtype=np.uint8)
+    struct = SegmentStruct(
+        first,
+        segment.width,
+        segment.start,
+        slots.ctypes.data,
+        None if visible is None else visible.ctypes.data,
+    )
+    return struct, slots, visible

@@ -1,0 +1,238 @@
+"""Our own kernels: right against transformers and NumPy, and the same bits in every batch.
+
+What these catch: a fused projection in the wrong order, a norm or bias left out, a node that
+reads its cousin's keys, a window off by one, a sum whose order depends on the batch, a
+candidate that overflows and spoils its siblings, a machine without a compiler that cannot start.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from bench.reference import generate_greedy
+from specdec.config import EngineSettings, KvSettings
+from specdec.model.linear import HalfLinear
+from specdec.model.native import build
+from specdec.model.native.build import load_kernels
+from specdec.model.native.linear import BrainLinear, pack_blocks
+from specdec.model.native.step import NativeStep
+from specdec.model.pack import pack_linear, pack_linears
+from specdec.model.runner import ModelRunner
+from specdec.params import SamplingParams
+from specdec.policy.tree import DraftTree
+from tests.engines import ScriptedDrafter, run_all, tiny_engine, tokens_of
+from tests.model.paged import Paged, check_tree, lend_pages, random_tokens, random_tree
+from tests.tiny_models import VOCABULARY, WINDOW, tiny_model
+
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="the kernels are for AVX2",
+)
+
+#: Families on the fast path, with what differs in them: window, bias, per-head norms.
+NATIVE: dict[str, dict[str, object]] = {
+    "llama": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32, "num_key_value_heads": 1},
+}
+
+
+def rounded(family: str, **changes: object) -> PreTrainedModel:
+    """A float32 model whose weights have bfloat16's precision, so that packing loses nothing."""
+    model = tiny_model(family, 3, **(NATIVE.get(family, {}) | changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    return model
+
+
+def packed_copy(model: PreTrainedModel) -> PreTrainedModel:
+    packed = copy.deepcopy(model)
+    pack_linears(packed)
+    return packed
+
+
+def native_runner(family: str) -> tuple[ModelRunner, PreTrainedModel]:
+    model = rounded(family)
+    runner = ModelRunner(packed_copy(model), KvSettings(page_size=4, pages=256))
+    assert runner.native is not None
+    return runner, model
+
+
+def test_this_machine_has_kernels() -> None:
+    assert load_kernels() is not None
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 9, 14, 97, 200])
+@pytest.mark.parametrize(("out", "inputs"), [(16, 8), (33, 7), (7, 64), (160, 96)])
+def test_linear(rows: int, out: int, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(rows * out + inputs)
+    weight = torch.randn(out, inputs, generator=generator).bfloat16()
+    bias = torch.randn(out, generator=generator) if rows % 2 else None
+    x = torch.randn(rows, inputs, generator=generator)
+    layer = pack_linear(weight, bias)
+    assert isinstance(layer, BrainLinear)
+    want = x.double().numpy() @ weight.double().numpy().T
+    if bias is not None:
+        want = want + bias.double().numpy()
+    got = layer(x)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-5)
+    assert torch.equal(layer.unpacked(), weight.float())
+    for row in range(min(rows, 8)):
+        assert torch.equal(layer(x[row]), got[row])  # whoever stands beside it
+    assert layer(x[:0]).shape == (0, out)
+
+
+def test_linear_takes_views_and_refuses_other_types() -> None:
+    layer = pack_linear(torch.randn(32, 8))
+    x = torch.randn(8, 3)
+    assert torch.equal(layer(x.T), layer(x.T.contiguous()))
+    assert layer(torch.randn(2, 5, 8)).shape == (2, 5, 32)
+    with pytest.raises(TypeError, match="float64"):
+        layer(torch.randn(2, 8).double())
+
+
+def test_packing_pads_the_last_block() -> None:
+    assert pack_blocks(torch.ones(17, 3)).shape == (2, 3, 8)
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_chunks_trees_and_moves_equal_the_models_own_forward(family: str) -> None:
+    chance = random.Random(family)
+    runner, model = native_runner(family)
+    assert runner.self_check() < 1e-4
+    (pages,) = lend_pages(runner, chance, [128])
+    sequence = Paged(random_tokens(chance, 3 * WINDOW - 5), pages)
+    for size in (13, 1, 100):
+        output = runner.forward([sequence.chunk(size)], runner.pool)
+    sequence.tokens += random_tokens(chance, 1)
+    for nodes in (11, 1, 6, 9):
+        tree = random_tree(chance, sequence.tokens[-1], nodes)
+        output = runner.forward([sequence.verify(tree)], runner.pool)
+        check_tree(model, sequence.tokens[:-1], tree, output.logits)
+        leaf = max(range(nodes), key=lambda node: (tree.depths[node], node))
+        sequence.accept(runner, tree, leaf, random_tokens(chance, 1)[0])
+
+
+def bits(runner: ModelRunner, tokens: list[int], cuts: list[int], chance: random.Random) -> Tensor:
+    """Logits after the last token, prefilled in chunks that end at ``cuts``."""
+    (pages,) = lend_pages(runner, chance, [len(tokens)])
+    sequence, start = Paged(tokens, pages), 0
+    for cut in [*cuts, len(tokens)]:
+        output = runner.forward([sequence.chunk(cut - start)], runner.pool)
+        start = cut
+    return output.logits[0]
+
+
+@pytest.mark.parametrize("family", NATIVE)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bits_in_every_batch_chunk_and_tree(family: str, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        chance = random.Random(family)
+        runner, _ = native_runner(family)
+        tokens = random_tokens(chance, 50)
+        want = bits(runner, tokens, [], chance)
+        assert torch.equal(bits(runner, tokens, [1, 2, 17, 49], chance), want)
+        # the same path as the branch of a tree, among siblings and beside other sequences
+        for trial in range(4):
+            first, second = (
+                Paged(list(tokens[:45]), p) for p in lend_pages(runner, chance, [80, 80])
+            )
+            runner.forward([first.chunk(45), second.chunk(30)], runner.pool)
+            first.tokens, second.computed = tokens[:46], 30
+            path = tokens[45:]
+            noise = random_tree(chance, path[0], 6 + trial)
+            nodes = list(zip(noise.tokens, noise.parents, noise.depths, strict=True))
+            leaf = 0
+            for depth, token in enumerate(path[1:], 1):
+                nodes.append((token, leaf, depth))
+                leaf = len(nodes) - 1
+            ids, parents, depths = zip(*nodes, strict=True)
+            tree = DraftTree(ids, parents, depths, (1.0,) * len(nodes))
+            output = runner.forward([second.chunk(9), first.verify(tree)], runner.pool)
+            assert torch.equal(output.logits[output.spans[1][0] + leaf], want)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_poisoned_candidate_spoils_only_what_follows_it() -> None:
+    chance = random.Random(4)
+    runner, _ = native_runner("llama")
+    (pages,) = lend_pages(runner, chance, [40])
+    sequence = Paged(random_tokens(chance, 10), pages)
+    runner.forward([sequence.chunk(10)], runner.pool)
+    bad = 77
+    with torch.no_grad():
+        cast(nn.Embedding, runner.model.get_input_embeddings()).weight[bad] = float("nan")
+    sequence.tokens.append(3)
+    tree = DraftTree((3, bad, 5, 6), (-1, 0, 0, 1), (0, 1, 1, 2), (1.0,) * 4)
+    logits = runner.forward([sequence.verify(tree)], runner.pool).logits
+    assert logits.isfinite().all(dim=-1).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("family", NATIVE)
+@pytest.mark.parametrize("kind", ["right", "wrong", "random"])
+def test_greedy_equals_generate(family: str, kind: str) -> None:
+    model = rounded(family)
+    prompts = [random_tokens(random.Random(n), n) for n in (1, 5, 17, 40)]
+    answers = {tuple(p): p + generate_greedy(model, p, 24) for p in prompts}
+    drafter = ScriptedDrafter(answers, kind, VOCABULARY)
+    engine = tiny_engine(packed_copy(model), drafter, pages=64, prefill_chunk=7)
+    assert engine.runner.native is not None
+    outputs = run_all(
+        engine, {str(len(p)): (list(p), SamplingParams(max_tokens=24)) for p in prompts}
+    )
+    for prompt in prompts:
+        assert prompt + tokens_of(outputs[str(len(prompt))]) == answers[tuple(prompt)]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen3", {"head_dim": 24}), ("llama", {"hidden_act": "gelu"}), ("gemma2", {}), ("gpt2", {})],
+)
+def test_other_builds_take_the_hook(family: str, changes: dict[str, object]) -> None:
+    runner = ModelRunner(packed_copy(rounded(family, **changes)), KvSettings(pages=64))
+    assert runner.native is None
+    assert runner.self_check() < 1e-4
+
+
+def test_a_model_that_is_not_packed_takes_the_hook() -> None:
+    model = rounded("llama")
+    assert not NativeStep.fits(model, ModelRunner(model, KvSettings(pages=8)).shape)
+
+
+def test_without_a_compiler_torch_does_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty cache and no compiler; then one that fails; then a cache that cannot be written."""
+    monkeypatch.setattr(build, "EngineSettings", lambda: EngineSettings(cache_dir=tmp_path / "c"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    fresh = build.load_kernels.__wrapped__
+    with caplog.at_level(logging.WARNING):
+        assert fresh() is None
+    assert "no C++ compiler" in caplog.text
+    monkeypatch.setattr("specdec.model.pack.load_kernels", lambda: None)
+    assert isinstance(pack_linear(torch.randn(4, 4)), HalfLinear)
+    monkeypatch.setenv("CXX", "false")
+    assert fresh() is None
+    monkeypatch.delenv("CXX")
+    monkeypatch.undo()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(
+        build, "EngineSettings", lambda: EngineSettings(cache_dir=tmp_path / "file")
+    )
+    assert fresh() is not None
