@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdec.config import EngineSettings
@@ -30,7 +31,7 @@ from specdec.model.runner import ModelRunner, StepOutput
 from specdec.outputs import EngineStats, RequestOutput, RequestStats
 from specdec.params import SamplingParams
 from specdec.policy.pages import PageAllocator
-from specdec.policy.plan import CommitResult, StepPlan
+from specdec.policy.plan import CommitResult, Committed, StepPlan
 from specdec.policy.scheduler import Scheduler, SchedulerConfig
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.stop import StopChecker
@@ -50,7 +51,14 @@ class Engine:
         drafter: the source of candidates.
         settings: limits and switches; the model itself is already loaded.
         model_folder: where the model came from.
+
+    Attributes:
+        on_committed: told after each step what was committed, with the step's final-norm
+            hidden states ``[R, H]`` float32 (rows as :class:`Committed` counts them). It must
+            not keep or change what it is given.
     """
+
+    on_committed: Callable[[Sequence[Committed], Tensor], None] | None = None
 
     def __init__(
         self,
@@ -179,6 +187,8 @@ class Engine:
                 self.runner.pool.move(result.moves.source_slots, result.moves.target_slots)
             with self._phase("draft"):
                 self.drafting.draft(result.committed, output.hidden, self.scheduler.draft_depth)
+            if self.on_committed is not None and result.committed:
+                self.on_committed(result.committed, output.hidden)
             self._count(plan, result)
             self._pending.extend(self._outputs(result))
         elif self.scheduler.has_work and not self._pending:

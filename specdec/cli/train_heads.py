@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Never
 from tqdm import tqdm
 
 from specdec.config import EngineSettings, validate_settings
+from specdec.errors import ConfigError
 from specdec.training.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _MODEL = EngineSettings()
 _TRAIN = TrainOptions()
 _ANSWER_TOKENS = 160_000
+#: For throughput: many answers at once.
+_BATCH = {"max_sequences": 96, "max_waiting": 96}
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,8 +33,17 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--prompts",
         type=Path,
-        required=True,
-        help='JSONL with "prompt" and optionally "source" per line; may be gzipped',
+        action="append",
+        default=[],
+        help='JSONL with "prompt" and optionally "source" per line; may be gzipped; given '
+        "several times, files take turns",
+    )
+    parser.add_argument(
+        "--own-prompts",
+        type=int,
+        default=0,
+        metavar="COUNT",
+        help="also let the model write that many prompts itself (chat models)",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the finished heads")
     parser.add_argument(
@@ -62,26 +74,30 @@ def run(options: argparse.Namespace) -> int:
     train = validate_settings(TrainOptions, given)
 
     # torch and transformers take seconds to import: not for --help or a bad option
-    import torch
-    from transformers import AutoTokenizer
-
-    from specdec.model.load import choose_device, load_model
-    from specdec.model.resolve import resolve_model
+    from specdec.engine import Engine
     from specdec.training.pipeline import Run, train_heads
     from specdec.training.prompts import read_prompts
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    prompts = read_prompts(options.prompts)
-    folder = resolve_model(options.model, options.cache_dir)
-    model = load_model(folder, choose_device(options.device), "bfloat16")
+    if not options.prompts and not options.own_prompts:
+        raise ConfigError("give --prompts FILE, or --own-prompts COUNT, or both")
+    prompts = [read_prompts(path) for path in options.prompts]
+    settings = validate_settings(
+        EngineSettings,
+        {
+            "model": options.model,
+            "cache_dir": options.cache_dir,
+            "device": options.device,
+            "threads": options.threads,
+            "speculation": {"enabled": False},
+            "batch": _BATCH,
+        },
+    )
     work = options.work or options.out.with_name(options.out.name + ".work")
-    ids = model.generation_config.eos_token_id if model.generation_config else None
-    ids = model.config.eos_token_id if ids is None else ids
     config = train_heads(
         Run(
             prompts=prompts,
-            prompts_name=options.prompts.name,
+            prompts_name=", ".join(path.name for path in options.prompts),
+            own_prompts=options.own_prompts,
             answers=options.answers or work / "answers",
             answer_tokens=options.answer_tokens,
             work=work,
@@ -90,9 +106,7 @@ def run(options: argparse.Namespace) -> int:
             command=_command(options),
             base_model=options.model,
         ),
-        model,
-        AutoTokenizer.from_pretrained(folder, local_files_only=True),
-        frozenset([ids] if isinstance(ids, int) else ids or ()),
+        Engine.from_settings(settings),
         BarReporter(),
     )
     print(_tables(config))
@@ -131,7 +145,11 @@ class BarReporter:
 def _command(options: argparse.Namespace) -> str:
     """The command that repeats this run, without the folders of this machine."""
     parts = ["specdec", "train-heads", "--model", options.model]
-    parts += ["--prompts", options.prompts.name, "--answer-tokens", str(options.answer_tokens)]
+    for path in options.prompts:
+        parts += ["--prompts", path.name]
+    if options.own_prompts:
+        parts += ["--own-prompts", str(options.own_prompts)]
+    parts += ["--answer-tokens", str(options.answer_tokens)]
     for name in TrainOptions.model_fields:
         if getattr(options, name) is not None:
             parts += [f"--{name.replace('_', '-')}", str(getattr(options, name))]

@@ -2,13 +2,13 @@
 
 Every shard holds, for a batch of prompts, the answer tokens and, for each of them,
 the final-norm hidden state that predicted it, so that training the heads needs no
-second pass through the backbone. Shards are written atomically and named by their
-number, so an interrupted run continues where it stopped.
+second pass through the backbone. The answers come from the engine itself, without
+speculation. Shards are written atomically and named by their number, so an interrupted
+run continues where it stopped.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,10 +20,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from specdec.training.growing_cache import GrowingLayer
-from specdec.training.prompts import Prompt, balanced_order, encode_chat
+from specdec.engine import Engine
+from specdec.errors import HeadsError
+from specdec.params import SamplingParams
+from specdec.policy.plan import Committed
+from specdec.training.prompts import Prompt, balanced_order, encode_chat, take_turns
+
+#: An answer's tokens (N) and the states ``[N, H]`` (bfloat16) that each was predicted from.
+Answer = tuple[list[int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class AnswerOptions:
     """How answers are made.
 
     Attributes:
-        batch_size: prompts answered at once.
+        batch_size: prompts of one shard.
         max_new_tokens: longest answer.
         max_prompt_tokens: longer prompts are passed over.
         sampled_share: share of batches answered at ``temperature`` instead of greedily.
@@ -41,17 +47,18 @@ class AnswerOptions:
 
     batch_size: int = 64
     max_new_tokens: int = 128
-    max_prompt_tokens: int = 112
+    max_prompt_tokens: int = 192
     sampled_share: float = 0.2
     temperature: float = 0.7
     seed: int = 0
 
 
 def prompt_batches(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], options: AnswerOptions
+    tokenizer: PreTrainedTokenizerBase, files: Sequence[Sequence[Prompt]], options: AnswerOptions
 ) -> Iterator[list[list[int]]]:
-    """The prompts of each shard, in order; the same for the same options."""
-    encoded = (encode_chat(tokenizer, p.text) for p in balanced_order(prompts, options.seed))
+    """The prompts of each shard, in order; the same for the same options. Files take turns."""
+    ordered = take_turns([balanced_order(prompts, options.seed) for prompts in files])
+    encoded = (encode_chat(tokenizer, prompt.text) for prompt in ordered)
     fitting = (ids for ids in encoded if 0 < len(ids) <= options.max_prompt_tokens)
     return make_batches(fitting, options)
 
@@ -69,88 +76,65 @@ def make_batches(encoded: Iterable[list[int]], options: AnswerOptions) -> Iterat
         start += len(window)
 
 
-@torch.inference_mode()
-def answer_batch(
-    model: PreTrainedModel,
-    prompts: Sequence[list[int]],
-    end_tokens: frozenset[int],
-    options: AnswerOptions,
-    generator: torch.Generator | None,
-) -> list[tuple[list[int], Tensor]]:
-    """Answer a batch; finished rows leave the batch.
+def answer_all(
+    engine: Engine, requests: Iterable[tuple[str, list[int], SamplingParams]]
+) -> Iterator[tuple[str, Answer]]:
+    """Answer requests, as many at once as the engine runs; each comes out when it is done.
 
     Args:
-        model: attending by :data:`~.growing_cache.ATTENTION`.
-        prompts: token ids.
-        end_tokens: tokens that end an answer.
-        options: lengths and temperature.
-        generator: None for greedy answers, else the source of noise.
+        engine: its speculation is not used.
+        requests: name, prompt tokens and parameters.
 
-    Returns:
-        Per prompt its answer tokens (length N, the end token included) and the hidden
-        states ``[N, H]`` (bfloat16) from which each of them was predicted.
+    Raises:
+        HeadsError: the engine failed a request.
     """
-    backbone, head = model.base_model, model.get_output_embeddings()
-    width = max(map(len, prompts))
-    device = model.device
-    ids = torch.zeros(len(prompts), width, dtype=torch.long, device=device)
-    mask = torch.zeros(len(prompts), width, dtype=torch.long, device=device)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt, device=device)
-        mask[row, width - len(prompt) :] = 1
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = GrowingLayer
-    # The argument was renamed in transformers 5; some families still have the old name alone.
-    names = inspect.signature(backbone.forward).parameters
-    cache_name = "cache" if "cache" in names else "past_key_values"
-    alive = list(range(len(prompts)))
-    finished: set[int] = set()
-    tokens: list[list[int]] = [[] for _ in prompts]
-    hidden: list[list[Tensor]] = [[] for _ in prompts]
-    while alive:
-        out = backbone(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **{cache_name: cache},
-        )
-        last = out.last_hidden_state[:, -1]
-        logits = head(last).float()
-        if generator is None:
-            drawn = logits.argmax(-1)
-        else:
-            probabilities = (logits / options.temperature).softmax(-1)
-            drawn = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
-        for row, (index, token) in enumerate(zip(alive, drawn.tolist(), strict=True)):
-            if index not in finished:
-                tokens[index].append(token)
-                hidden[index].append(last[row].bfloat16().cpu())
-                if token in end_tokens or len(tokens[index]) == options.max_new_tokens:
-                    finished.add(index)
-        keep = [row for row, index in enumerate(alive) if index not in finished]
-        if not keep:
-            break
-        if len(keep) <= 0.8 * len(alive):  # each removal copies the cache
-            chosen = torch.tensor(keep, device=device)
-            cache.batch_select_indices(chosen)
-            mask, positions, drawn = mask[chosen], positions[chosen], drawn[chosen]
-            alive = [alive[row] for row in keep]
-        ids = drawn[:, None]
-        positions = positions[:, -1:] + 1
-        mask = torch.cat([mask, mask.new_ones(len(alive), 1)], 1)
-    return [(t, torch.stack(h)) for t, h in zip(tokens, hidden, strict=True)]
+    waiting = iter(requests)
+    recorder = _Recorder()
+    engine.on_committed = recorder
+    running = 0
+    try:
+        while True:
+            for name, prompt, params in islice(
+                waiting, engine.settings.batch.max_sequences - running
+            ):
+                engine.add_request(name, prompt, params)
+                running += 1
+            if not running:
+                return
+            for output in engine.step():
+                if output.error is not None:
+                    raise HeadsError(f"no answer to a training prompt: {output.error}")
+                if output.finished:
+                    running -= 1
+                    yield output.request_id, recorder.take(output.request_id)
+    finally:
+        engine.on_committed = None
+
+
+class _Recorder:
+    """Keeps tokens and states of the answers that are being made."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[list[int], list[Tensor]]] = {}
+
+    def __call__(self, committed: Sequence[Committed], hidden: Tensor) -> None:
+        states = hidden[[entry.logits_row for entry in committed]].bfloat16().cpu()
+        for entry, state in zip(committed, states, strict=True):
+            answer = self._answers.setdefault(entry.sequence.request_id, ([], []))
+            answer[0].extend(entry.tokens)
+            answer[1].append(state)
+
+    def take(self, name: str) -> Answer:
+        tokens, states = self._answers.pop(name)
+        return tokens, torch.stack(states)
 
 
 def make_answers(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
+    engine: Engine,
+    batches: Iterable[list[list[int]]],
     folder: Path,
     *,
     tokens_wanted: int,
-    end_tokens: frozenset[int],
     options: AnswerOptions,
     on_progress: Callable[[int], None] = lambda tokens: None,
 ) -> list[Path]:
@@ -158,27 +142,65 @@ def make_answers(
 
     Existing shards are kept and counted.
 
+    Args:
+        engine: the target.
+        batches: prompts of each shard, from :func:`prompt_batches`.
+        folder: of the shards.
+        tokens_wanted: in all of them.
+        options: lengths and temperature.
+        on_progress: told the tokens in finished shards.
+
     Returns:
         The shards, in order. Each holds ``tokens`` [N] int32, ``lengths`` [prompts] int32
         and ``hidden`` [N, H] bfloat16, answers one after the other.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    total, shards = 0, []
-    for number, batch in enumerate(prompt_batches(tokenizer, prompts, options)):
-        if total >= tokens_wanted:
-            break
-        path = folder / f"answers-{number:05d}.safetensors"
-        if not path.exists():
-            seed = sampling_seed(options, number)
-            generator = None
-            if seed is not None:
-                generator = torch.Generator(model.device).manual_seed(seed)
-            answers = answer_batch(model, batch, end_tokens, options, generator)
-            write_shard(path, answers)
-        total += count_tokens(path)
-        shards.append(path)
+    total = 0
+    written: set[int] = set()
+    open_shards: dict[int, dict[int, Answer]] = {}
+    sizes: dict[int, int] = {}
+
+    def finish(number: int) -> None:
+        nonlocal total
+        total += count_tokens(shard_path(folder, number))
+        written.add(number)
         on_progress(total)
-    return shards
+
+    def requests() -> Iterator[tuple[str, list[int], SamplingParams]]:
+        for number, batch in enumerate(batches):
+            if total >= tokens_wanted:
+                return
+            if shard_path(folder, number).exists():
+                finish(number)
+                continue
+            open_shards[number], sizes[number] = {}, len(batch)
+            for index, prompt in enumerate(batch):
+                yield f"{number}/{index}", prompt, _params(options, number, index)
+
+    for name, answer in answer_all(engine, requests()):
+        number, index = map(int, name.split("/"))
+        shard = open_shards[number]
+        shard[index] = answer
+        if len(shard) == sizes[number]:
+            del open_shards[number]
+            write_shard(shard_path(folder, number), [shard[i] for i in range(len(shard))])
+            finish(number)
+    return [shard_path(folder, number) for number in sorted(written)]
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Where a shard lies."""
+    return folder / f"answers-{number:05d}.safetensors"
+
+
+def _params(options: AnswerOptions, number: int, index: int) -> SamplingParams:
+    seed = sampling_seed(options, number)
+    return SamplingParams(
+        max_tokens=options.max_new_tokens,
+        temperature=0.0 if seed is None else options.temperature,
+        seed=0 if seed is None else (seed + index) % 2**32,
+        speculation=False,
+    )
 
 
 def sampling_seed(options: AnswerOptions, number: int) -> int | None:
@@ -187,7 +209,7 @@ def sampling_seed(options: AnswerOptions, number: int) -> int | None:
     return rng.getrandbits(32) if rng.random() < options.sampled_share else None
 
 
-def write_shard(path: Path, answers: Sequence[tuple[list[int], Tensor]]) -> None:
+def write_shard(path: Path, answers: Sequence[Answer]) -> None:
     """Write one shard, under a temporary name first."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     save_file(

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec.engine import Engine
 from specdec.errors import HeadsError
 from specdec.heads.base import DraftHeads, pack_for_inference
 from specdec.heads.config import HeadsConfig, Measured, Probe, Provenance
@@ -28,8 +28,8 @@ from specdec.training.evaluate import (
     select_answers,
     tokens_per_round,
 )
-from specdec.training.growing_cache import ATTENTION
 from specdec.training.options import TrainOptions
+from specdec.training.own_prompts import own_prompts
 from specdec.training.prompts import Prompt, common_ending
 from specdec.training.teacher import load_teacher
 from specdec.training.trainer import Trainer, new_heads
@@ -56,8 +56,9 @@ class Run:
     """What to train on and where to.
 
     Attributes:
-        prompts: to answer.
-        prompts_name: their file, for the record.
+        prompts: to answer, per file; files take turns.
+        prompts_name: of the files, for the record.
+        own_prompts: how many prompts the model writes itself; they count as one more file.
         answers: folder of shards; those there are used again.
         answer_tokens: wanted size of the data.
         work: folder of checkpoint and soft labels.
@@ -68,8 +69,9 @@ class Run:
         measure_answers: most held-out answers on which tokens per round are measured.
     """
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Sequence[Prompt]]
     prompts_name: str
+    own_prompts: int
     answers: Path
     answer_tokens: int
     work: Path
@@ -80,33 +82,30 @@ class Run:
     measure_answers: int = 48
 
 
-def train_heads(
-    run: Run,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    end_tokens: frozenset[int],
-    report: Reporter,
-) -> HeadsConfig:
+def train_heads(run: Run, engine: Engine, report: Reporter) -> HeadsConfig:
     """Do a whole run; what an interrupted one has done is used again.
 
     Raises:
         HeadsError: there is too little to learn from, or the work folder holds another run.
     """
     answer_options = AnswerOptions(seed=run.options.seed)
-    model.set_attn_implementation(ATTENTION)
+    files = list(run.prompts)
+    if run.own_prompts:
+        report.stage("own prompts", run.own_prompts)
+        path = run.answers / "own_prompts.jsonl"
+        own = (engine, engine.tokenizer, path, run.own_prompts, run.options.seed)
+        files.append(own_prompts(*own, report.advance))
     report.stage("answers", run.answer_tokens)
     shards = make_answers(
-        model,
-        tokenizer,
-        run.prompts,
+        engine,
+        prompt_batches(engine.tokenizer, files, answer_options),
         run.answers,
         tokens_wanted=run.answer_tokens,
-        end_tokens=end_tokens,
         options=answer_options,
         on_progress=lambda tokens: report.advance(min(tokens, run.answer_tokens)),
     )
     batches = list(
-        itertools.islice(prompt_batches(tokenizer, run.prompts, answer_options), len(shards))
+        itertools.islice(prompt_batches(engine.tokenizer, files, answer_options), len(shards))
     )
     lead_in = common_ending([ids for batch in batches for ids in batch])
     greedy = [sampling_seed(answer_options, number) is None for number in range(len(shards))]
@@ -114,7 +113,7 @@ def train_heads(
     data, held_data = load_answers(learn, lead_in), load_answers(held, lead_in)
     held_prompts = [ids for s, b in zip(shards, batches, strict=True) if s in held for ids in b]
 
-    target = Target.of(model)
+    target = Target.of(engine.runner.model)
     token_map = None
     if run.options.draft_vocab is not None:
         token_map = frequent_tokens(data.tokens, target.vocab_size, run.options.draft_vocab)

@@ -68,6 +68,12 @@ def balanced_order(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
     return [prompt for _, prompt in keyed]
 
 
+def take_turns(files: Sequence[Sequence[Prompt]]) -> list[Prompt]:
+    """One prompt of each file in turn; a file that ends leaves the turns to the others."""
+    longest = max(map(len, files), default=0)
+    return [prompts[i] for i in range(longest) for prompts in files if i < len(prompts)]
+
+
 def encode_chat(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of one user turn under the model's chat template (plain text without one)."""
     if tokenizer.chat_template is None:

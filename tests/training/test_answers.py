@@ -7,41 +7,53 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GenerationMixin
 
-from specdec.errors import ConfigError
+from bench.reference import generate_greedy
+from specdec.engine import Engine
+from specdec.errors import ConfigError, HeadsError
+from specdec.heads.drafter import NullDrafter
+from specdec.params import SamplingParams
 from specdec.training.answers import (
     AnswerOptions,
-    answer_batch,
+    answer_all,
     count_tokens,
     make_answers,
     make_batches,
+    prompt_batches,
 )
-from specdec.training.growing_cache import ATTENTION, GrowingLayer
-from specdec.training.prompts import Prompt, balanced_order, common_ending, read_prompts
+from specdec.training.own_prompts import own_prompts
+from specdec.training.prompts import (
+    Prompt,
+    balanced_order,
+    common_ending,
+    read_prompts,
+    take_turns,
+)
+from tests.engines import tiny_engine
 from tests.tiny_models import tiny_model
 from tests.training.tiny_tokenizer import word_tokenizer
 
 OPTIONS = AnswerOptions(batch_size=4, max_new_tokens=12, sampled_share=0.5)
 
 
-def test_greedy_answers_are_those_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GrowingLayer, "GROWTH", 3)
+def answering_engine(eos: frozenset[int] = frozenset()) -> Engine:
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = sorted(eos)
+    return tiny_engine(model, NullDrafter(), max_sequences=3)
+
+
+def test_greedy_answers_are_those_of_generate() -> None:
     model = tiny_model("llama")
     prompts = [[5, 9, 11, 40, 2], [7], [8, 8, 100, 3, 55, 21, 90], [64, 2]]
-    model.set_attn_implementation("eager")
-    expected = []
-    for prompt in prompts:
-        ids = GenerationMixin.generate(
-            model, torch.tensor([prompt]), max_new_tokens=12, do_sample=False
-        )
-        assert isinstance(ids, torch.Tensor)
-        expected.append(ids[0, len(prompt) :].tolist())
-    # tokens that come at different times, so that rows leave the batch one by one
+    expected = [generate_greedy(model, prompt, 12) for prompt in prompts]
+    # tokens that come at different times, so that answers end one by one
     ends = frozenset({expected[0][3], expected[2][7]})
-    model.set_attn_implementation(ATTENTION)
-    answers = answer_batch(model, prompts, ends, OPTIONS, None)
-    for prompt, whole, (tokens, hidden) in zip(prompts, expected, answers, strict=True):
+    params = SamplingParams(max_tokens=12, speculation=False)
+    engine = answering_engine(ends)
+    answers = dict(answer_all(engine, ((str(i), p, params) for i, p in enumerate(prompts))))
+    assert engine.pages_in_use == 0
+    for index, (prompt, whole) in enumerate(zip(prompts, expected, strict=True)):
+        tokens, hidden = answers[str(index)]
         length = next((i + 1 for i, t in enumerate(whole) if t in ends), len(whole))
         assert tokens == whole[:length]
         assert hidden.shape == (length, 64)
@@ -54,19 +66,15 @@ def test_greedy_answers_are_those_of_generate(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_interrupted_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    model.set_attn_implementation(ATTENTION)
     tokenizer = word_tokenizer()
     prompts = [Prompt("a" if i % 3 else "b", f"w{i} w{i + 1}") for i in range(40)]
 
     def run(folder: Path, wanted: int) -> list[Path]:
         return make_answers(
-            model,
-            tokenizer,
-            prompts,
+            answering_engine(frozenset({5})),
+            prompt_batches(tokenizer, [prompts[:15], prompts[15:]], OPTIONS),
             folder,
             tokens_wanted=wanted,
-            end_tokens=frozenset({5}),
             options=OPTIONS,
         )
 
@@ -75,11 +83,47 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     kept = first[0].stat().st_mtime_ns
     rest = run(tmp_path / "cut", 150)
     assert rest[0].stat().st_mtime_ns == kept
-    assert [p.name for p in whole] == [p.name for p in rest]
+    shared = [p.name for p in rest if p.name in {q.name for q in whole}]
+    assert len(shared) >= 3
     assert sum(map(count_tokens, whole)) >= 150
-    for a, b in zip(whole, rest, strict=True):
-        old, new = load_file(a), load_file(b)
-        assert all(torch.equal(old[name], new[name]) for name in ("tokens", "lengths", "hidden"))
+    for name in shared:
+        old, new = load_file(tmp_path / "whole" / name), load_file(tmp_path / "cut" / name)
+        assert all(torch.equal(old[key], new[key]) for key in ("tokens", "lengths"))
+        # other answers stood in the same steps
+        torch.testing.assert_close(old["hidden"], new["hidden"], rtol=2e-2, atol=2e-2)
+
+
+def test_a_failed_answer_is_told(tmp_path: Path) -> None:
+    engine = answering_engine()
+    with torch.no_grad():
+        engine.runner.model.get_output_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(HeadsError, match="training prompt"):
+        list(answer_all(engine, [("a", [1, 2], SamplingParams(max_tokens=4))]))
+    assert engine.on_committed is None
+
+
+def test_files_take_turns() -> None:
+    files = [[Prompt("a", str(i)) for i in range(2)], [Prompt("b", str(i)) for i in range(4)]]
+    assert [p.source for p in take_turns(files)] == ["a", "b", "a", "b", "b", "b"]
+
+
+def test_the_model_writes_prompts_itself(tmp_path: Path) -> None:
+    """Only turns that end, each once, the same for the same seed; kept for the next run."""
+    tokenizer = word_tokenizer()
+    with pytest.raises(HeadsError, match="chat template"):
+        own_prompts(answering_engine(), tokenizer, tmp_path / "none.jsonl", 2, 0)
+    tokenizer.chat_template = "{% for m in messages %}w1 {{ m.content }} w2 {% endfor %}w3"
+    ends = frozenset(range(4, 24))
+    path = tmp_path / "sub" / "own.jsonl"
+    made = own_prompts(answering_engine(ends), tokenizer, path, 5, 1)
+    assert len({prompt.text for prompt in made}) == 5
+    assert all(prompt.source == "own" and len(prompt.text.split()) >= 4 for prompt in made)
+    assert not any(f"w{end}" in prompt.text.split() for prompt in made for end in ends)
+    assert read_prompts(path) == made
+    again = own_prompts(answering_engine(ends), tokenizer, tmp_path / "again.jsonl", 5, 1)
+    assert again == made
+    with pytest.raises(HeadsError, match="rarely end"):
+        own_prompts(answering_engine(), tokenizer, tmp_path / "never.jsonl", 1, 1)
 
 
 def test_batches_hold_every_prompt_once_and_similar_lengths() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from specdec.model.kv import KvPool
 from specdec.model.native.build import load_kernels
 from specdec.model.native.linear import BLOCK, BrainLinear
+from specdec.model.native.shape import Attention, Decoder, DecoderLayer, Norm
 from specdec.model.native.structs import (
     LayerStruct,
     LinearStruct,
@@ -52,10 +53,10 @@ class NativeStep:
         assert kernels is not None
         self._kernels = kernels
         self._model, self._shape = model, shape
-        decoder = model.model
-        self._embed: nn.Module = model.get_input_embeddings()
-        self._rotary: nn.Module = decoder.rotary_emb
-        self._head = model.get_output_embeddings()
+        decoder = cast(Decoder, model.model)
+        self._rotary = cast(nn.Module, model.model.rotary_emb)
+        self._embed = model.get_input_embeddings()
+        self._head = cast(BrainLinear, model.get_output_embeddings())
         #: Fused weights and norms, kept alive for the structs that point into them.
         self._kept: list[Tensor] = []
         self._layers = [self._layer(layer, i) for i, layer in enumerate(decoder.layers)]
@@ -80,7 +81,7 @@ class NativeStep:
             return False
         if getattr(model.config, "hidden_act", None) != "silu":
             return False
-        layers = model.model.layers
+        layers = cast(Decoder, model.model).layers
         linears = [m for m in model.modules() if isinstance(m, nn.Linear | BrainLinear)]
         inside = [
             part
@@ -96,8 +97,9 @@ class NativeStep:
         return (
             all(isinstance(linear, BrainLinear) for linear in linears)
             and all(part.out_features % BLOCK == 0 for part in inside)
-            and all(len({p.bias is None for p in _projections(layer)}) == 1 for layer in layers)
-            and model.get_output_embeddings().in_features % _LANES == 0
+            and all(_same_bias(layer.self_attn) for layer in layers)
+            and layers[0].mlp.gate_proj.in_features % _LANES == 0
+            and layers[0].mlp.down_proj.in_features % _LANES == 0
         )
 
     def forward(
@@ -146,7 +148,7 @@ class NativeStep:
         spans = tuple((end - count, end) for end, count in zip(ends, counts, strict=True))
         return logits, hidden, spans
 
-    def _layer(self, layer: Any, index: int) -> LayerStruct:
+    def _layer(self, layer: DecoderLayer, index: int) -> LayerStruct:
         attention, mlp = layer.self_attn, layer.mlp
         queries = getattr(attention, "q_norm", None)
         keys = getattr(attention, "k_norm", None)
@@ -164,7 +166,7 @@ class NativeStep:
             self._shape.windows[index] or 0,
         )
 
-    def _norm(self, norm: Any) -> int:
+    def _norm(self, norm: Norm) -> int:
         weight: Tensor = norm.weight.detach().float().contiguous()
         self._kept.append(weight)
         return weight.data_ptr()
@@ -227,9 +229,10 @@ class NativeStep:
         return self._cos[positions], self._sin[positions]
 
 
-def _projections(layer: Any) -> tuple[BrainLinear, ...]:
-    attention = layer.self_attn
-    return attention.q_proj, attention.k_proj, attention.v_proj
+def _same_bias(attention: Attention) -> bool:
+    """Whether all of queries, keys and values have a bias, or none has."""
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return len({part.bias is None for part in parts}) == 1
 
 
 def _segment(
