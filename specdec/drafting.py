@@ -31,9 +31,9 @@ BRANCHING = (2, 1, 1, 1)
 NODES_CUDA, NODES_MATRIX_UNITS, NODES_PACKED = 64, 32, 16
 #: Rows that cost what one costs with packed weights on AVX2 (docs/benchmarks.md).
 FREE_ROWS = 6
-#: Chance of acceptance that pays for a row beyond the free ones: it costs 3 ms there, and a
-#: step, which is what a token costs otherwise, about 25.
-WORTH = 0.12
+#: Chance of acceptance that pays for a row beyond the free ones: it costs about 3 ms there,
+#: and a token costs about 10 otherwise.
+WORTH = 0.3
 #: Where lookup alone fills the free rows with candidates at least this likely, the heads are
 #: left out: what they would add is rarely reached, and they take 5 to 8 ms of a CPU.
 STRONG = 0.5

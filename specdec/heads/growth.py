@@ -43,7 +43,7 @@ class GrowingTree:
             if factor > 0
         )
 
-    def frontier(self, width: int) -> list[int]:
+    def frontier(self, width: int, least: float = 0.0) -> list[int]:
         """Nodes offered since the last call that are worth following.
 
         Only nodes that would be in the tree now: a child's value is never above its
@@ -51,11 +51,12 @@ class GrowingTree:
 
         Args:
             width: most nodes to follow.
+            least: value that a node must have.
         """
         fresh = range(self._fresh.stop, len(self._nodes))
         self._fresh = fresh
         kept = set(self._best())
-        chosen = [node for node in fresh if node in kept]
+        chosen = [node for node in fresh if node in kept and self._nodes[node].value >= least]
         return heapq.nsmallest(width, chosen, key=self._rank)
 
     def token(self, node: int) -> int:
@@ -114,11 +115,12 @@ class ShapedTree:
                 self._tokens[path] = token
                 self._found.append(path)
 
-    def frontier(self, width: int) -> list[int]:
+    def frontier(self, width: int, least: float = 0.0) -> list[int]:
         """Nodes offered since the last call that have children in the shape.
 
         Args:
             width: most nodes to follow; those of the highest value are.
+            least: not used: the shape says how far to go.
         """
         start, self._fresh = self._fresh, len(self._found)
         inner = [i for i in range(start, self._fresh) if self._found[i] in self._inner]

@@ -19,7 +19,7 @@ from specdec.errors import HeadsError
 from specdec.heads.base import DraftHeads, pack_for_inference
 from specdec.heads.config import CONFIG_NAME, WEIGHTS_NAME, HeadsConfig, Probe, read_config
 from specdec.heads.drafter import Drafter, NullDrafter
-from specdec.heads.drafting import HeadsDrafter
+from specdec.heads.drafting import LEAST_CPU, HeadsDrafter
 from specdec.heads.layouts import heads_from_tensors, read_tensors, tensors_of_medusa
 from specdec.heads.medusa import MedusaHeads
 from specdec.heads.sequential import SequentialHeads
@@ -139,7 +139,9 @@ def make_drafter(
     probe = None if loaded.config is None else loaded.config.probe
     if probe is not None and hidden_of is not None:
         check_floor(packed, probe, hidden_of, path)
-    return HeadsDrafter(packed, _shape(loaded.config, path) if tree == "static" else None)
+    least = LEAST_CPU if target.output.device.type == "cpu" else 0.0
+    shape = _shape(loaded.config, path) if tree == "static" else None
+    return HeadsDrafter(packed, shape, least=least)
 
 
 def probe_share(heads: DraftHeads, probe: Probe, hidden: Tensor) -> float:

@@ -59,6 +59,9 @@ inline void tile(const float* x, long ldx, const uint32_t* w, long k, __m256 (&a
     for (int b = 0; b < NB; ++b) {
       const __m256i pair =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + (b * k + p) * 8));
+      // the more is computed per byte, the less the processor looks ahead by itself
+      _mm_prefetch(reinterpret_cast<const char*>(w + (b * k + p) * 8) + (MR > 2 ? 4096 : 1024),
+                   _MM_HINT_T0);
       const __m256 lo = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
       const __m256 hi = _mm256_castsi256_ps(_mm256_and_si256(pair, high));
 #pragma GCC unroll 6
