@@ -94,6 +94,17 @@ class DraftHeads(nn.Module, ABC):
         out: Tensor = self.lm_head(depth)(self.features(depth, state))
         return out
 
+    def propose(self, depth: int, state: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens at ``depth`` ≥ 1, from the states ``[R, S]`` of their parents.
+
+        Returns:
+            Rows of the draft vocabulary and their probabilities, ``[R, C]`` both, by falling
+            probability; C is ``count`` or V', whichever is less.
+        """
+        probabilities = self.logits(depth, state).float().softmax(-1)
+        top = probabilities.topk(min(count, self.width), -1)
+        return top.indices, top.values
+
     def rows(self, depth: int) -> Tensor:
         """``[V', H]`` output rows for ``depth``; not after packing."""
         weight = self.lm_head(depth).linear.weight

@@ -159,12 +159,11 @@ class HeadsDrafter:
 
     def _best(self, depth: int, state: Tensor) -> tuple[list[list[int]], list[list[float]]]:
         """Per row the likeliest tokens and their probabilities."""
-        probabilities = self.heads.logits(depth, state).float().softmax(-1)
-        top = probabilities.topk(min(self._candidates, probabilities.shape[-1]), -1)
-        tokens: list[list[int]] = top.indices.tolist()
+        indices, probabilities = self.heads.propose(depth, state, self._candidates)
+        tokens: list[list[int]] = indices.tolist()
         if self._map is not None:
             tokens = [[self._map[index] for index in row] for row in tokens]
-        return tokens, top.values.tolist()
+        return tokens, probabilities.tolist()
 
     def _begin(self, hidden: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
         wanted = self.heads.recent + 1

@@ -107,13 +107,13 @@ class SequentialHeads(DraftHeads):
         """States ``[B, S]`` of roots."""
         parts = [
             _normalise(hidden),
-            *(self._embed(known[:, -1 - i]) for i in range(self.recent + 1)),
+            *(self.embed(known[:, -1 - i]) for i in range(self.recent + 1)),
         ]
         return self._mix(1, self.first(torch.cat(parts, -1)))
 
     def advance(self, depth: int, state: Tensor, tokens: Tensor) -> Tensor:
         """States ``[R, S]`` of nodes at ``depth``."""
-        mixed = torch.cat([_normalise(state), self._embed(tokens)], -1)
+        mixed = torch.cat([_normalise(state), self.embed(tokens)], -1)
         return self._mix(depth + 1, self.following(mixed))
 
     def features(self, depth: int, state: Tensor) -> Tensor:
@@ -133,7 +133,8 @@ class SequentialHeads(DraftHeads):
             x = block(x)
         return x
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """``[R, H]`` embeddings of unit size; zero where a token is -1."""
         rows = self.embedding[tokens.clamp(min=0)].float() * self.embedding_scale
         return rows * (tokens >= 0)[:, None]
 

@@ -22,6 +22,7 @@ from specdec.heads.drafter import Drafter, NullDrafter
 from specdec.heads.drafting import LEAST_CPU, HeadsDrafter
 from specdec.heads.layouts import heads_from_tensors, read_tensors, tensors_of_medusa
 from specdec.heads.medusa import MedusaHeads
+from specdec.heads.native import accelerate
 from specdec.heads.sequential import SequentialHeads
 from specdec.heads.sequential_layout import sequential_from_tensors, tensors_of_sequential
 from specdec.heads.target import Target, model_digest
@@ -135,7 +136,7 @@ def make_drafter(
         )
         return NullDrafter(target.vocab_size)
     loaded = load_heads(path, target)
-    packed = pack_for_inference(loaded.heads, target.output.device)
+    packed = accelerate(pack_for_inference(loaded.heads, target.output.device))
     probe = None if loaded.config is None else loaded.config.probe
     if probe is not None and hidden_of is not None:
         check_floor(packed, probe, hidden_of, path)

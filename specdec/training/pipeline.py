@@ -17,6 +17,7 @@ from specdec.errors import HeadsError
 from specdec.heads.base import DraftHeads, pack_for_inference
 from specdec.heads.config import HeadsConfig, Measured, Probe, Provenance
 from specdec.heads.drafting import HeadsDrafter
+from specdec.heads.native import accelerate
 from specdec.heads.store import load_heads, probe_share, save_heads
 from specdec.heads.target import Target, model_digest
 from specdec.policy.shapes import static_tree
@@ -141,7 +142,8 @@ def train_heads(run: Run, engine: Engine, report: Reporter) -> HeadsConfig:
     )
     save_heads(run.out, heads, config)
     # measured as they will be used: rounded to bfloat16 and packed
-    stored = pack_for_inference(load_heads(run.out, target).heads, target.output.device)
+    loaded = load_heads(run.out, target).heads
+    stored = accelerate(pack_for_inference(loaded, target.output.device))
     config = config.model_copy(
         update=_measure(stored, held_data, held_prompts, target.output, run.measure_answers, report)
     )

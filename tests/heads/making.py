@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.heads.sequential import SequentialHeads, SequentialShape
 from specdec.heads.target import Target
 
-HIDDEN, VOCAB = 12, 30
+HIDDEN, VOCAB = 16, 30
 
 
 def small_target(seed: int = 0, tied: bool = True) -> Target:

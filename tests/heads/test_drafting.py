@@ -13,6 +13,7 @@ from specdec.heads.base import DraftHeads, pack_for_inference
 from specdec.heads.drafter import NullDrafter, SiblingChoice
 from specdec.heads.drafting import HeadsDrafter
 from specdec.heads.layouts import heads_from_tensors
+from specdec.heads.native import NativeHeads, accelerate
 from specdec.policy.shapes import static_tree
 from specdec.policy.tree import DraftTree
 from tests.heads.making import HIDDEN, VOCAB, original_tensors, small_sequential, small_target
@@ -50,7 +51,7 @@ def best_values(
     tokens = range(VOCAB) if heads.token_map is None else heads.token_map.tolist()
     for depth in range(heads.depths):
         for path in itertools.product(tokens, repeat=depth):
-            if values.get(path, 0) > 1e-3:
+            if values.get(path, 0) > 1e-5:
                 q = follow(heads, hidden, context, path)
                 values |= {(*path, t): values[path] * float(q[t]) for t in tokens}
     del values[()]
@@ -166,6 +167,29 @@ def test_packed_heads_draft_as_before() -> None:
     for old, new in zip(before, after, strict=True):
         assert new.tokens == old.tokens
         assert new.values == pytest.approx(old.values, rel=2e-2)
+
+
+@pytest.mark.parametrize("token_map", [None, torch.arange(0, VOCAB, 3)])
+def test_heads_on_our_own_kernels_propose_the_same(token_map: Tensor | None) -> None:
+    """Catches a state mixed in another order, a depth's bias at another depth, a lost bias."""
+    packed = pack_for_inference(small_sequential(token_map=token_map), torch.device("cpu"))
+    native = accelerate(packed)
+    assert isinstance(native, NativeHeads)
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(5, HIDDEN, generator=generator)
+    known = torch.tensor([[0], [3], [7], [-1], [VOCAB - 1]])
+    states, own = native.begin(hidden, known), packed.begin(hidden, known)
+    for depth in range(1, native.depths + 1):
+        torch.testing.assert_close(states, own, rtol=1e-4, atol=1e-5)
+        for count in (1, 4, 10 * VOCAB):
+            tokens, probabilities = native.propose(depth, states, count)
+            wanted, likelihood = packed.propose(depth, own, count)
+            torch.testing.assert_close(probabilities, likelihood, rtol=1e-4, atol=1e-6)
+            assert torch.equal(tokens[:, :3], wanted[:, :3])
+        if depth < native.depths:
+            picked = torch.tensor([1, 2, 3, 4, 5])
+            states = native.advance(depth, states, picked)
+            own = packed.advance(depth, own, picked)
 
 
 def test_the_null_drafter_drafts_roots() -> None:

@@ -1,7 +1,7 @@
 """Compiles the kernels once per machine and loads them.
 
-They are a plain C interface in one C++ file, called with ctypes: no build step at
-installation, no headers of torch. Where there is no compiler or no AVX2, the engine goes
+They have a plain C interface, called with ctypes: no build step at installation, no
+headers of torch. Where there is no compiler or no AVX2, the engine goes
 on with what torch has, and says so once.
 """
 
@@ -23,7 +23,9 @@ from specdec.config import EngineSettings
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+FOLDER = Path(__file__).parent
+SOURCES = tuple(sorted(FOLDER.glob("*.cpp")))
+HEADERS = tuple(sorted(FOLDER.glob("*.h")))
 #: No -march=native, so that a cache folder shared by several machines holds what runs on all.
 FLAGS = ("-O3", "-std=c++17", "-mavx2", "-mfma", "-ffp-contract=off", "-fopenmp", "-fPIC")
 _COMPILERS = ("g++", "c++", "clang++")
@@ -43,15 +45,16 @@ def load_kernels() -> ctypes.CDLL | None:
         told = getattr(error, "stderr", None) or error
         log.warning("without own CPU kernels (slower by about half): %s", told)
         return None
-    library.specdec_linear.restype = None
-    library.specdec_step.restype = None
+    for name in ("linear", "step", "heads_states", "heads_propose"):
+        getattr(library, f"specdec_{name}").restype = None
     library.specdec_scratch_floats.restype = ctypes.c_int64
     return library
 
 
 def _compiled(compiler: str | None) -> Path:
     """The shared library for this source and these flags, compiled where it is missing."""
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    text = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
+    key = hashlib.sha256(text + " ".join(FLAGS).encode()).hexdigest()[:16]
     name = f"kernels-{key}.so"
     folder = EngineSettings().cache_dir.expanduser() / "native"
     try:
@@ -68,15 +71,21 @@ def _compiled(compiler: str | None) -> Path:
         path = Path(tempfile.mkdtemp(prefix="specdec-native-")) / name
     log.info("compiling CPU kernels with %s (once, a few seconds)", compiler)
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=path.parent) as scratch:
-        unlinked, linked = Path(scratch, "kernels.o"), Path(scratch, name)
+        linked = Path(scratch, name)
+        objects = [str(Path(scratch, source.with_suffix(".o").name)) for source in SOURCES]
         # Linked without -fopenmp: the symbols are found in the OpenMP that torch has loaded,
         # so both share one pool of threads.
         for command in (
-            [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(unlinked)],
-            [compiler, "-shared", str(unlinked), "-o", str(linked)],
+            [compiler, *FLAGS, "-c", *map(str, SOURCES)],
+            [compiler, "-shared", *objects, "-o", str(linked)],
         ):
             subprocess.run(
-                command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS
+                command,
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=_COMPILE_SECONDS,
+                cwd=scratch,
             )
         os.replace(linked, path)
     return path

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.model.linear import PackedLinear
 from specdec.model.native.structs import LinearStruct
 
-#: Outputs per packed block; ``COLS`` in kernels.cpp.
+#: Outputs per packed block; ``COLS`` in linear.h.
 BLOCK = 16
 
 

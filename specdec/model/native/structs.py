@@ -1,4 +1,4 @@
-"""The structs of kernels.cpp, for ctypes; names and order are the same there."""
+"""The structs of model.h and heads.cpp, for ctypes; names and order are the same there."""
 
 from __future__ import annotations
 
@@ -83,4 +83,30 @@ class StepStruct(Structure):
         ("scratch", c_void_p),
         ("hidden", c_void_p),
         ("logits", c_void_p),
+    ]
+
+
+class HeadBlockStruct(Structure):
+    """A gated block of draft heads."""
+
+    _fields_: ClassVar = [("up", LinearStruct), ("down", LinearStruct)]
+
+
+class HeadsStruct(Structure):
+    """Sequential draft heads."""
+
+    _fields_: ClassVar = [
+        ("first", LinearStruct),
+        ("following", LinearStruct),
+        ("out", LinearStruct),
+        ("lm_head", LinearStruct),
+        ("blocks", POINTER(HeadBlockStruct)),
+        ("depth_bias", c_void_p),
+        ("ones", c_void_p),
+        ("block_count", c_int64),
+        ("width", c_int64),
+        ("hidden", c_int64),
+        ("inner", c_int64),
+        ("vocabulary", c_int64),
+        ("eps", c_float),
     ]

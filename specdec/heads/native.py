@@ -1,0 +1,146 @@
+"""Sequential heads on our own kernels: one call per depth in place of some thirty."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from specdec.heads.base import DraftHeads, LmHead
+from specdec.heads.sequential import GatedBlock, SequentialHeads
+from specdec.heads.target import Target
+from specdec.model.native.build import load_kernels
+from specdec.model.native.linear import BrainLinear
+from specdec.model.native.structs import HeadBlockStruct, HeadsStruct
+
+#: Elements of a vector in the kernels.
+_LANES = 8
+
+
+def accelerate(heads: DraftHeads) -> DraftHeads:
+    """Packed heads on our own kernels where these compute them, else as they are."""
+    if not isinstance(heads, SequentialHeads) or load_kernels() is None:
+        return heads
+    shape = heads.shape
+    widths = (shape.hidden_size, shape.width, shape.inner)
+    packed = isinstance(heads.first, BrainLinear)
+    if not packed or shape.recent or shape.blocks < 1 or any(w % _LANES for w in widths):
+        return heads
+    return NativeHeads(heads)
+
+
+class NativeHeads(DraftHeads):
+    """The same heads, faster.
+
+    Args:
+        heads: packed, attached to their base model.
+    """
+
+    path_dependent = True
+
+    def __init__(self, heads: SequentialHeads) -> None:
+        super().__init__()
+        kernels = load_kernels()
+        assert kernels is not None
+        self._kernels = kernels
+        self.heads = heads
+        self.depths, self.recent = heads.depths, heads.recent
+        self.hidden_size, self.vocab_size = heads.hidden_size, heads.vocab_size
+        self.token_map = heads.token_map
+        shape = heads.shape
+        longest = max(shape.hidden_size, shape.width)
+        self.register_buffer("ones", torch.ones(longest), persistent=False)
+        blocks = [cast(GatedBlock, block) for block in heads.blocks]
+        self._blocks = (HeadBlockStruct * len(blocks))(
+            *(HeadBlockStruct(_struct(block.up), _struct(block.down)) for block in blocks)
+        )
+        self._bias = heads.depth_bias.detach().float().contiguous()
+        self._struct = HeadsStruct(
+            _struct(heads.first),
+            _struct(heads.following),
+            _struct(heads.out),
+            _struct(heads.lm_head(1).linear),
+            self._blocks,
+            self._bias.data_ptr(),
+            cast(Tensor, self.ones).data_ptr(),
+            len(blocks),
+            shape.width,
+            shape.hidden_size,
+            shape.inner,
+            heads.width,
+            torch.finfo(torch.float32).eps,
+        )
+
+    @property
+    def width(self) -> int:
+        """V'."""
+        return self.heads.width
+
+    def attach(self, target: Target) -> None:
+        """Nothing to do: the heads are attached."""
+
+    def begin(self, hidden: Tensor, known: Tensor) -> Tensor:
+        """States ``[B, S]`` of roots."""
+        return self._states(0, hidden, known[:, -1])
+
+    def advance(self, depth: int, state: Tensor, tokens: Tensor) -> Tensor:
+        """States ``[R, S]`` of nodes at ``depth``."""
+        return self._states(depth, state, tokens)
+
+    def features(self, depth: int, state: Tensor) -> Tensor:
+        """As the heads themselves."""
+        return self.heads.features(depth, state)
+
+    def lm_head(self, depth: int) -> LmHead:
+        """As the heads themselves."""
+        return self.heads.lm_head(depth)
+
+    def propose(self, depth: int, state: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens below each state; see :meth:`DraftHeads.propose`."""
+        rows, count = len(state), min(count, self.width)
+        shape = self.heads.shape
+        tokens = torch.empty(rows, count, dtype=torch.int64)
+        probabilities = torch.empty(rows, count)
+        scratch = torch.empty(rows * (shape.width + shape.hidden_size + self.width))
+        state = state.contiguous()
+        self._kernels.specdec_heads_propose(
+            ctypes.byref(self._struct),
+            ctypes.c_int64(rows),
+            _address(state),
+            ctypes.c_int64(count),
+            _address(tokens),
+            _address(probabilities),
+            _address(scratch),
+            ctypes.c_int64(torch.get_num_threads()),
+        )
+        return tokens, probabilities
+
+    def _states(self, depth: int, parents: Tensor, tokens: Tensor) -> Tensor:
+        shape, rows = self.heads.shape, len(parents)
+        source = parents.shape[1]
+        embedded = self.heads.embed(tokens).contiguous()
+        parents = parents.float().contiguous()
+        states = torch.empty(rows, shape.width)
+        scratch = torch.empty(rows * (source + shape.hidden_size + shape.width + 3 * shape.inner))
+        self._kernels.specdec_heads_states(
+            ctypes.byref(self._struct),
+            ctypes.c_int64(depth),
+            ctypes.c_int64(rows),
+            _address(parents),
+            ctypes.c_int64(source),
+            _address(embedded),
+            _address(states),
+            _address(scratch),
+            ctypes.c_int64(torch.get_num_threads()),
+        )
+        return states
+
+
+def _struct(layer: object) -> object:
+    return cast(BrainLinear, layer).struct()
+
+
+def _address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
