@@ -81,7 +81,7 @@ class EngineThread:
                 yield event
         finally:
             if not ended:
-                self._post(lambda: self._abort(request.request_id))
+                self._post(lambda: self._abort(request.request_id, listener))
 
     async def call(self, function: Callable[[Engine, int], ResultT]) -> ResultT:
         """Run ``function(engine, open requests)`` between two steps.
@@ -191,8 +191,10 @@ class EngineThread:
             event = Fault("internal", "the engine cannot take this request")
         _tell(listener.loop, listener.queue.put_nowait, event)
 
-    def _abort(self, request_id: str) -> None:
-        if self._listeners.pop(request_id, None) is not None:
+    def _abort(self, request_id: str, listener: _Listener) -> None:
+        # a caller whose request was refused, its id being in use, must not end the other's
+        if self._listeners.get(request_id) is listener:
+            del self._listeners[request_id]
             self._engine.abort(request_id)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:

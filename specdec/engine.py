@@ -151,6 +151,8 @@ class Engine:
         """
         tokens = list(prompt_tokens)
         self._check_request(tokens, params)
+        if any(output.request_id == request_id for output in self._pending):
+            raise RequestError(f"request id {request_id} is in use until its end was told")
         checker = StopChecker(
             params,
             self.runner.eos_token_ids,

@@ -7,6 +7,7 @@ change the distribution.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from specdec.params import SamplingParams
 from specdec.policy.plan import Committed
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.stop import StopChecker
+from specdec.policy.suffix import PRIOR_RATES
 from specdec.policy.tree import DraftTree
 
 REPEATS = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 4
@@ -113,7 +115,8 @@ def test_rows_beyond_the_free_ones_must_be_worth_it() -> None:
         assert all(value >= WORTH for value in tree.values[FREE_ROWS:])
     (tree,) = draft(new_drafting(NullDrafter()), new_sequence(REPEATS))
     assert tree is not None
-    assert len(tree) == NODES_PACKED
+    # values fall by the longest match's prior rate: as many as are worth a row
+    assert len(tree) == 1 + int(math.log(WORTH) / math.log(PRIOR_RATES[-1]))
     (tree,) = draft(new_drafting(NullDrafter(), max_nodes=4), new_sequence(REPEATS))
     assert tree is not None
     assert tree.tokens == (9, 1, 2, 3)
@@ -135,7 +138,7 @@ def test_sampled_drafts_are_the_heads_alone() -> None:
     (tree,) = draft(source, new_sequence(REPEATS, **sampled))
     assert tree is not None
     assert tree.tokens == (9, 99)
-    assert heads.branching == [(2, 1, 1)]
+    assert heads.branching == [(2, 1)]
     assert len(source.lookup) == 0
     assert draft(new_drafting(NullDrafter()), new_sequence(REPEATS, **sampled)) == [None]
     (tree,) = draft(source, new_sequence(REPEATS, acceptance="rejection"))  # greedy: no draw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 
 import torch
@@ -112,12 +113,17 @@ class DraftHeads(nn.Module, ABC):
         return weight
 
 
-def pack_for_inference(heads: DraftHeads, device: torch.device) -> DraftHeads:
+def pack_for_inference(
+    heads: DraftHeads, device: torch.device, kernels: ctypes.CDLL | None = None
+) -> DraftHeads:
     """Freeze heads and lay out their weights for ``device``, in place.
 
     A CPU without bfloat16 units computes with packed 16-bit weights, others as they are.
+
+    Args:
+        kernels: our own, where the base model runs on them.
     """
     heads.eval().requires_grad_(False).to(device)
     if device.type == "cpu" and not has_native_bfloat16():
-        pack_linears(heads)
+        pack_linears(heads, kernels)
     return heads

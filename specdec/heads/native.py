@@ -6,12 +6,11 @@ import ctypes
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.heads.base import DraftHeads, LmHead
 from specdec.heads.sequential import GatedBlock, SequentialHeads
 from specdec.heads.target import Target
-from specdec.model.native.build import load_kernels
 from specdec.model.native.linear import BrainLinear
 from specdec.model.native.structs import HeadBlockStruct, HeadsStruct
 
@@ -20,15 +19,22 @@ _LANES = 8
 
 
 def accelerate(heads: DraftHeads) -> DraftHeads:
-    """Packed heads on our own kernels where these compute them, else as they are."""
-    if not isinstance(heads, SequentialHeads) or load_kernels() is None:
+    """Heads on our own kernels where these compute them, else as they are."""
+    if not isinstance(heads, SequentialHeads):
         return heads
     shape = heads.shape
     widths = (shape.hidden_size, shape.width, shape.inner)
-    packed = isinstance(heads.first, BrainLinear)
-    if not packed or shape.recent or shape.blocks < 1 or any(w % _LANES for w in widths):
+    if shape.recent or shape.blocks < 1 or any(width % _LANES for width in widths):
         return heads
-    return NativeHeads(heads)
+    packed = all(isinstance(layer, BrainLinear) for layer in _layers(heads))
+    return NativeHeads(heads) if packed else heads
+
+
+def _layers(heads: SequentialHeads) -> list[nn.Module]:
+    """All linear layers: three of the heads, the output rows, then two per block."""
+    blocks = [cast(GatedBlock, block) for block in heads.blocks]
+    inside = [layer for block in blocks for layer in (block.up, block.down)]
+    return [heads.first, heads.following, heads.out, heads.lm_head(1).linear, *inside]
 
 
 class NativeHeads(DraftHeads):
@@ -42,9 +48,8 @@ class NativeHeads(DraftHeads):
 
     def __init__(self, heads: SequentialHeads) -> None:
         super().__init__()
-        kernels = load_kernels()
-        assert kernels is not None
-        self._kernels = kernels
+        first, following, out, lm_head, *inside = [cast(BrainLinear, x) for x in _layers(heads)]
+        self._kernels = first.kernels
         self.heads = heads
         self.depths, self.recent = heads.depths, heads.recent
         self.hidden_size, self.vocab_size = heads.hidden_size, heads.vocab_size
@@ -52,25 +57,23 @@ class NativeHeads(DraftHeads):
         shape = heads.shape
         longest = max(shape.hidden_size, shape.width)
         self.register_buffer("ones", torch.ones(longest), persistent=False)
-        blocks = [cast(GatedBlock, block) for block in heads.blocks]
-        self._blocks = (HeadBlockStruct * len(blocks))(
-            *(HeadBlockStruct(_struct(block.up), _struct(block.down)) for block in blocks)
-        )
+        pairs = zip(inside[::2], inside[1::2], strict=True)
+        blocks = [HeadBlockStruct(up=up.struct(), down=down.struct()) for up, down in pairs]
         self._bias = heads.depth_bias.detach().float().contiguous()
         self._struct = HeadsStruct(
-            _struct(heads.first),
-            _struct(heads.following),
-            _struct(heads.out),
-            _struct(heads.lm_head(1).linear),
-            self._blocks,
-            self._bias.data_ptr(),
-            cast(Tensor, self.ones).data_ptr(),
-            len(blocks),
-            shape.width,
-            shape.hidden_size,
-            shape.inner,
-            heads.width,
-            torch.finfo(torch.float32).eps,
+            first=first.struct(),
+            following=following.struct(),
+            out=out.struct(),
+            lm_head=lm_head.struct(),
+            blocks=(HeadBlockStruct * len(blocks))(*blocks),
+            depth_bias=self._bias.data_ptr(),
+            ones=cast(Tensor, self.ones).data_ptr(),
+            block_count=len(blocks),
+            width=shape.width,
+            hidden=shape.hidden_size,
+            inner=shape.inner,
+            vocabulary=heads.width,
+            eps=torch.finfo(torch.float32).eps,
         )
 
     @property
@@ -118,6 +121,8 @@ class NativeHeads(DraftHeads):
         return tokens, probabilities
 
     def _states(self, depth: int, parents: Tensor, tokens: Tensor) -> Tensor:
+        if not 0 <= depth < self.depths:
+            raise IndexError(f"no state at depth {depth}: the heads have {self.depths} depths")
         shape, rows = self.heads.shape, len(parents)
         source = parents.shape[1]
         embedded = self.heads.embed(tokens).contiguous()
@@ -136,10 +141,6 @@ class NativeHeads(DraftHeads):
             ctypes.c_int64(torch.get_num_threads()),
         )
         return states
-
-
-def _struct(layer: object) -> object:
-    return cast(BrainLinear, layer).struct()
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:

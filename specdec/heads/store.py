@@ -26,6 +26,7 @@ from specdec.heads.native import accelerate
 from specdec.heads.sequential import SequentialHeads
 from specdec.heads.sequential_layout import sequential_from_tensors, tensors_of_sequential
 from specdec.heads.target import Target, model_digest
+from specdec.model.native.linear import kernels_of
 from specdec.policy.shapes import TreeShape, static_tree
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def make_drafter(
         )
         return NullDrafter(target.vocab_size)
     loaded = load_heads(path, target)
-    packed = accelerate(pack_for_inference(loaded.heads, target.output.device))
+    packed = accelerate(pack_for_inference(loaded.heads, target.output.device, kernels_of(model)))
     probe = None if loaded.config is None else loaded.config.probe
     if probe is not None and hidden_of is not None:
         check_floor(packed, probe, hidden_of, path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from specdec.config import EngineSettings
 from specdec.errors import ModelNotFoundError, UnsupportedModelError
-from specdec.model.linear import has_native_bfloat16
-from specdec.model.pack import can_pack, pack_linears
+from specdec.model.linear import has_fp16_packing, has_native_bfloat16
+from specdec.model.native.build import load_kernels
+from specdec.model.pack import pack_linears
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -32,8 +35,14 @@ def choose_device(device: str) -> torch.device:
     return torch.device(device)
 
 
+def wanted_kernels(settings: EngineSettings, device: torch.device) -> ctypes.CDLL | None:
+    """Our own CPU kernels, where the settings want them and they are what is fastest."""
+    packed = device.type == "cpu" and settings.dtype == "bfloat16" and not has_native_bfloat16()
+    return load_kernels(settings.cache_dir) if packed and settings.native_kernels else None
+
+
 def load_model(
-    folder: Path, device: torch.device, dtype: str, *, native: bool = True
+    folder: Path, device: torch.device, dtype: str, kernels: ctypes.CDLL | None = None
 ) -> PreTrainedModel:
     """Load a causal language model for inference.
 
@@ -44,7 +53,7 @@ def load_model(
         folder: a local folder in Hugging Face's format.
         device: where the weights go.
         dtype: ``float32`` or ``bfloat16``.
-        native: whether our own CPU kernels may be used.
+        kernels: our own CPU kernels, see :func:`wanted_kernels`; None for torch's.
 
     Raises:
         ModelNotFoundError: there is no model in that folder.
@@ -62,8 +71,8 @@ def load_model(
         raise UnsupportedModelError(f"{folder}: {error}") from error
     model.eval().requires_grad_(False)
     if device.type == "cpu" and dtype == "bfloat16" and not has_native_bfloat16():
-        if can_pack():
-            pack_linears(model, native=native)
+        if kernels is not None or has_fp16_packing():
+            pack_linears(model, kernels)
         model.float()
     nn.Module.to(model, device)
     return model

@@ -16,7 +16,7 @@ from specdec.errors import UnsupportedModelError
 from specdec.model.attention import PagedStep
 from specdec.model.hook import CONTEXT, IMPLEMENTATION, AttentionContext, register
 from specdec.model.kv import KvPool, pool_pages
-from specdec.model.load import choose_device, context_limit, load_model
+from specdec.model.load import choose_device, context_limit, load_model, wanted_kernels
 from specdec.model.native.step import NativeStep
 from specdec.model.plan_inputs import build_inputs
 from specdec.model.probe import AttentionShape, Probe
@@ -72,7 +72,9 @@ class ModelRunner:
             self.shape.layout, pool_pages(kv, self.shape.layout), kv.page_size, self.device
         )
         #: The fast path, where the model fits it.
-        self.native = NativeStep(model, self.shape) if NativeStep.fits(model, self.shape) else None
+        self.native: NativeStep | None = None
+        if NativeStep.fits(model, self.shape):
+            self.native = NativeStep(model, self.shape, self.max_length)
 
     @staticmethod
     def load(folder: Path, settings: EngineSettings) -> ModelRunner:
@@ -86,7 +88,7 @@ class ModelRunner:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         device = choose_device(settings.device)
-        model = load_model(folder, device, settings.dtype, native=settings.native_kernels)
+        model = load_model(folder, device, settings.dtype, wanted_kernels(settings, device))
         runner = ModelRunner(model, settings.kv, settings.max_model_length)
         if settings.self_check:
             runner.self_check()
@@ -130,15 +132,17 @@ class ModelRunner:
         )
 
     def hidden_states(self, tokens: Sequence[int]) -> Tensor:
-        """Final-norm states ``[T, H]`` float32 of a short text, while nobody holds pages."""
-        pages = range(-(-len(tokens) // self.pool.page_size))
+        """Final-norm states ``[T, H]`` float32 of a short text, computed beside the pool."""
+        size = self.pool.page_size
+        pages = range(-(-len(tokens) // size))
+        pool = KvPool(self.shape.layout, len(pages), size, self.device)
         chain = DraftTree(
             tuple(tokens),
             tuple(range(-1, len(tokens) - 1)),
             tuple(range(len(tokens))),
             (1.0,) * len(tokens),
         )
-        return self.forward([SegmentRows(pages, 0, chain.tokens, chain, True)], self.pool).hidden
+        return self.forward([SegmentRows(pages, 0, chain.tokens, chain, True)], pool).hidden
 
     def self_check(self) -> float:
         """Compare rows through pages and trees with the model's own forward.

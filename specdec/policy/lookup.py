@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from specdec.policy.sequence import Sequence
 from specdec.policy.suffix import MatchRates, SuffixIndex
 
+#: Tokens entered in one call: some 10 ms of work, in which all other sequences wait.
+TOKENS_PER_CALL = 2048
+
 
 @dataclass(frozen=True)
 class Continuation:
@@ -55,9 +58,13 @@ class PromptLookup:
             limit: most candidates.
         """
         known = self._known.setdefault(sequence.request_id, _Known())
-        fresh = sequence.tokens[len(known.index) :]
+        done = len(known.index)
+        fresh = sequence.tokens[done : done + TOKENS_PER_CALL]
         self._rates.learn(known.match, known.proposed, fresh)
         known.index.extend(fresh)
+        if done + len(fresh) < len(sequence.tokens):  # a long prompt is not yet entered
+            known.match, known.proposed = 0, []
+            return Continuation([], [])
         known.match, known.proposed = known.index.continuation(limit)
         return Continuation(known.proposed, self._rates.values(known.match, len(known.proposed)))
 

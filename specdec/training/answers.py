@@ -9,6 +9,8 @@ run continues where it stopped.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,13 +19,14 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdec.engine import Engine
 from specdec.errors import HeadsError
+from specdec.heads.target import Target, model_digest
 from specdec.params import SamplingParams
 from specdec.policy.plan import Committed
 from specdec.training.prompts import Prompt, balanced_order, encode_chat, take_turns
@@ -91,24 +94,26 @@ def answer_all(
     waiting = iter(requests)
     recorder = _Recorder()
     engine.on_committed = recorder
-    running = 0
+    batch = engine.settings.batch
+    at_once = min(batch.max_sequences, batch.max_waiting)
+    running: set[str] = set()
     try:
         while True:
-            for name, prompt, params in islice(
-                waiting, engine.settings.batch.max_sequences - running
-            ):
+            for name, prompt, params in islice(waiting, at_once - len(running)):
                 engine.add_request(name, prompt, params)
-                running += 1
+                running.add(name)
             if not running:
                 return
             for output in engine.step():
                 if output.error is not None:
                     raise HeadsError(f"no answer to a training prompt: {output.error}")
                 if output.finished:
-                    running -= 1
+                    running.remove(output.request_id)
                     yield output.request_id, recorder.take(output.request_id)
     finally:
         engine.on_committed = None
+        for name in running:
+            engine.abort(name)
 
 
 class _Recorder:
@@ -142,6 +147,10 @@ def make_answers(
 
     Existing shards are kept and counted.
 
+    Raises:
+        HeadsError: a shard in the folder is broken, or answers other prompts, or was made by
+            another model or with other options.
+
     Args:
         engine: the target.
         batches: prompts of each shard, from :func:`prompt_batches`.
@@ -159,6 +168,8 @@ def make_answers(
     written: set[int] = set()
     open_shards: dict[int, dict[int, Answer]] = {}
     sizes: dict[int, int] = {}
+    identities: dict[int, str] = {}
+    model = model_digest(Target.of(engine.runner.model))
 
     def finish(number: int) -> None:
         nonlocal total
@@ -170,7 +181,9 @@ def make_answers(
         for number, batch in enumerate(batches):
             if total >= tokens_wanted:
                 return
+            identities[number] = _identity(model, batch, options, number)
             if shard_path(folder, number).exists():
+                check_shard(shard_path(folder, number), identities[number])
                 finish(number)
                 continue
             open_shards[number], sizes[number] = {}, len(batch)
@@ -183,9 +196,43 @@ def make_answers(
         shard[index] = answer
         if len(shard) == sizes[number]:
             del open_shards[number]
-            write_shard(shard_path(folder, number), [shard[i] for i in range(len(shard))])
+            answers = [shard[i] for i in range(len(shard))]
+            write_shard(shard_path(folder, number), answers, identities[number])
             finish(number)
     return [shard_path(folder, number) for number in sorted(written)]
+
+
+def _identity(
+    model: str, prompts: Sequence[Sequence[int]], options: AnswerOptions, number: int
+) -> str:
+    """What a shard's answers depend on, as a digest."""
+    seed = sampling_seed(options, number)
+    parts = [
+        model,
+        prompts,
+        options.max_new_tokens,
+        seed,
+        None if seed is None else options.temperature,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def check_shard(path: Path, identity: str) -> None:
+    """See that a shard is what it would be if it were made now.
+
+    Raises:
+        HeadsError: it is not, or cannot be read.
+    """
+    try:
+        with safe_open(path, "pt") as shard:
+            found = (shard.metadata() or {}).get("identity")
+    except (SafetensorError, OSError) as error:
+        raise HeadsError(f"{path}: no shard of answers ({error}); remove it") from error
+    if found != identity:
+        raise HeadsError(
+            f"{path} answers other prompts, or was made by another model or with another seed; "
+            "give another --answers folder, or empty this one"
+        )
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -209,7 +256,7 @@ def sampling_seed(options: AnswerOptions, number: int) -> int | None:
     return rng.getrandbits(32) if rng.random() < options.sampled_share else None
 
 
-def write_shard(path: Path, answers: Sequence[Answer]) -> None:
+def write_shard(path: Path, answers: Sequence[Answer], identity: str = "") -> None:
     """Write one shard, under a temporary name first."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     save_file(
@@ -219,6 +266,7 @@ def write_shard(path: Path, answers: Sequence[Answer]) -> None:
             "hidden": torch.cat([states for _, states in answers]),
         },
         temporary,
+        metadata={"identity": identity},
     )
     os.replace(temporary, path)
 

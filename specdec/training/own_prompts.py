@@ -40,8 +40,8 @@ def own_prompts(
     Raises:
         HeadsError: the tokenizer has no chat template, or hardly any turn comes to an end.
     """
-    if path.is_file():
-        return read_prompts(path)[:count]
+    if path.is_file() and len(kept := read_prompts(path)) >= count:
+        return kept[:count]
     opening = user_turn_opening(tokenizer)
 
     def requests() -> Iterator[tuple[str, list[int], SamplingParams]]:
@@ -49,7 +49,10 @@ def own_prompts(
             if len(found) >= count:
                 return
             params = SamplingParams(
-                max_tokens=_MAX_TOKENS, temperature=1.0, seed=(seed << 20) + number
+                max_tokens=_MAX_TOKENS,
+                temperature=1.0,
+                seed=((seed << 20) + number) % 2**63,
+                speculation=False,
             )
             yield str(number), opening, params
 
@@ -87,4 +90,7 @@ def user_turn_opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": _MARK}], add_generation_prompt=True, tokenize=False
     )
-    return list(tokenizer(str(rendered).split(_MARK)[0], add_special_tokens=False)["input_ids"])
+    opening = str(rendered).split(_MARK)[0]
+    if not opening:
+        raise HeadsError("the chat template begins with the user's words: it opens no user turn")
+    return list(tokenizer(opening, add_special_tokens=False)["input_ids"])

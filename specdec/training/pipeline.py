@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from specdec.heads.drafting import HeadsDrafter
 from specdec.heads.native import accelerate
 from specdec.heads.store import load_heads, probe_share, save_heads
 from specdec.heads.target import Target, model_digest
+from specdec.model.native.linear import kernels_of
 from specdec.policy.shapes import static_tree
 from specdec.training.answers import AnswerOptions, make_answers, prompt_batches, sampling_seed
 from specdec.training.dataset import AnswerSet, frequent_tokens, load_answers, split_shards
@@ -90,10 +91,12 @@ def train_heads(run: Run, engine: Engine, report: Reporter) -> HeadsConfig:
         HeadsError: there is too little to learn from, or the work folder holds another run.
     """
     answer_options = AnswerOptions(seed=run.options.seed)
+    fitting = min(answer_options.max_prompt_tokens, engine.max_model_length - 1)
+    answer_options = replace(answer_options, max_prompt_tokens=fitting)
     files = list(run.prompts)
     if run.own_prompts:
         report.stage("own prompts", run.own_prompts)
-        path = run.answers / "own_prompts.jsonl"
+        path = run.answers / f"own_prompts_{run.own_prompts}_seed{run.options.seed}.jsonl"
         own = (engine, engine.tokenizer, path, run.own_prompts, run.options.seed)
         files.append(own_prompts(*own, report.advance))
     report.stage("answers", run.answer_tokens)
@@ -108,6 +111,10 @@ def train_heads(run: Run, engine: Engine, report: Reporter) -> HeadsConfig:
     batches = list(
         itertools.islice(prompt_batches(engine.tokenizer, files, answer_options), len(shards))
     )
+    if not shards:
+        raise HeadsError(
+            f"no prompt fits: each must have at most {fitting} tokens, the chat template included"
+        )
     lead_in = common_ending([ids for batch in batches for ids in batch])
     greedy = [sampling_seed(answer_options, number) is None for number in range(len(shards))]
     learn, held = split_shards(shards, run.options.held_out, greedy)
@@ -143,7 +150,9 @@ def train_heads(run: Run, engine: Engine, report: Reporter) -> HeadsConfig:
     save_heads(run.out, heads, config)
     # measured as they will be used: rounded to bfloat16 and packed
     loaded = load_heads(run.out, target).heads
-    stored = accelerate(pack_for_inference(loaded, target.output.device))
+    stored = accelerate(
+        pack_for_inference(loaded, target.output.device, kernels_of(engine.runner.model))
+    )
     config = config.model_copy(
         update=_measure(stored, held_data, held_prompts, target.output, run.measure_answers, report)
     )

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.config import EngineSettings
 from specdec.heads.base import DraftHeads, pack_for_inference
 from specdec.heads.drafter import NullDrafter, SiblingChoice
 from specdec.heads.drafting import HeadsDrafter
 from specdec.heads.layouts import heads_from_tensors
 from specdec.heads.native import NativeHeads, accelerate
+from specdec.model.native.build import load_kernels
 from specdec.policy.shapes import static_tree
 from specdec.policy.tree import DraftTree
 from tests.heads.making import HIDDEN, VOCAB, original_tensors, small_sequential, small_target
@@ -172,9 +174,16 @@ def test_packed_heads_draft_as_before() -> None:
 @pytest.mark.parametrize("token_map", [None, torch.arange(0, VOCAB, 3)])
 def test_heads_on_our_own_kernels_propose_the_same(token_map: Tensor | None) -> None:
     """Catches a state mixed in another order, a depth's bias at another depth, a lost bias."""
-    packed = pack_for_inference(small_sequential(token_map=token_map), torch.device("cpu"))
+    kernels = load_kernels(EngineSettings().cache_dir)
+    heads = small_sequential(token_map=token_map)
+    packed = pack_for_inference(heads, torch.device("cpu"), kernels)
     native = accelerate(packed)
+    if kernels is None:
+        assert native is packed
+        return
     assert isinstance(native, NativeHeads)
+    with pytest.raises(IndexError, match="depths"):
+        native.advance(native.depths, torch.zeros(1, 16), torch.tensor([1]))
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(5, HIDDEN, generator=generator)
     known = torch.tensor([[0], [3], [7], [-1], [VOCAB - 1]])

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 from bench.reference import generate_greedy
 from specdec.config import EngineSettings, KvSettings
 from specdec.model.linear import HalfLinear
-from specdec.model.native import build
 from specdec.model.native.build import load_kernels
 from specdec.model.native.linear import BrainLinear, pack_blocks
 from specdec.model.native.step import NativeStep
@@ -31,8 +30,16 @@ from specdec.model.runner import ModelRunner
 from specdec.params import SamplingParams
 from specdec.policy.tree import DraftTree
 from tests.engines import ScriptedDrafter, run_all, tiny_engine, tokens_of
-from tests.model.paged import Paged, check_tree, lend_pages, random_tokens, random_tree
-from tests.tiny_models import VOCABULARY, WINDOW, tiny_model
+from tests.model.paged import (
+    Paged,
+    assert_rounding,
+    check_tree,
+    lend_pages,
+    own_logits,
+    random_tokens,
+    random_tree,
+)
+from tests.tiny_models import VOCABULARY, WINDOW, save_tiny, tiny_model
 
 pytestmark = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
@@ -57,9 +64,12 @@ def rounded(family: str, **changes: object) -> PreTrainedModel:
     return model
 
 
+KERNELS = load_kernels(EngineSettings().cache_dir)
+
+
 def packed_copy(model: PreTrainedModel) -> PreTrainedModel:
     packed = copy.deepcopy(model)
-    pack_linears(packed)
+    pack_linears(packed, KERNELS)
     return packed
 
 
@@ -71,7 +81,7 @@ def native_runner(family: str) -> tuple[ModelRunner, PreTrainedModel]:
 
 
 def test_this_machine_has_kernels() -> None:
-    assert load_kernels() is not None
+    assert KERNELS is not None
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 9, 14, 97, 200])
@@ -81,7 +91,7 @@ def test_linear(rows: int, out: int, inputs: int) -> None:
     weight = torch.randn(out, inputs, generator=generator).bfloat16()
     bias = torch.randn(out, generator=generator) if rows % 2 else None
     x = torch.randn(rows, inputs, generator=generator)
-    layer = pack_linear(weight, bias)
+    layer = pack_linear(weight, bias, KERNELS)
     assert isinstance(layer, BrainLinear)
     want = x.double().numpy() @ weight.double().numpy().T
     if bias is not None:
@@ -95,7 +105,7 @@ def test_linear(rows: int, out: int, inputs: int) -> None:
 
 
 def test_linear_takes_views_and_refuses_other_types() -> None:
-    layer = pack_linear(torch.randn(32, 8))
+    layer = pack_linear(torch.randn(32, 8), None, KERNELS)
     x = torch.randn(8, 3)
     assert torch.equal(layer(x.T), layer(x.T.contiguous()))
     assert layer(torch.randn(2, 5, 8)).shape == (2, 5, 32)
@@ -214,25 +224,93 @@ def test_a_model_that_is_not_packed_takes_the_hook() -> None:
     assert not NativeStep.fits(model, ModelRunner(model, KvSettings(pages=8)).shape)
 
 
+ROPES: dict[str, dict[str, object]] = {
+    "default": {},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "linear": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "dynamic": {"factor": 2.0},
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rotation_in_long_contexts(rope: str) -> None:
+    """A limit that is no power of two: some frequencies change beyond the trained length."""
+    parameters = {"rope_type": rope, "rope_theta": 10000.0} | ROPES[rope]
+    model = rounded("llama", max_position_embeddings=300, rope_parameters=parameters)
+    runner = ModelRunner(packed_copy(model), KvSettings(page_size=4, pages=256))
+    assert runner.native is not None
+    chance = random.Random(rope)
+    tokens = random_tokens(chance, 290)
+    assert_rounding(bits(runner, tokens, [100, 200], chance), own_logits(model, tokens)[-1])
+
+
+def test_a_small_pool_holds_while_states_of_a_long_text_are_computed() -> None:
+    runner = ModelRunner(packed_copy(rounded("llama")), KvSettings(page_size=4, pages=2))
+    assert runner.hidden_states(random_tokens(random.Random(1), 200)).isfinite().all()
+    tokens = random_tokens(random.Random(1), 20)
+    with pytest.raises(IndexError, match="outside a pool"):
+        runner.forward([Paged(tokens, [0, 1, 2, 3, 4]).chunk(20)], runner.pool)
+
+
+def test_our_kernels_can_be_switched_off(tmp_path: Path) -> None:
+    settings = EngineSettings(native_kernels=False, device="cpu", kv=KvSettings(pages=16))
+    runner = ModelRunner.load(save_tiny("llama", tmp_path), settings)
+    assert runner.native is None
+    assert not any(isinstance(module, BrainLinear) for module in runner.model.modules())
+
+
+def test_what_the_kernels_would_not_see_keeps_a_model_off_them() -> None:
+    """A forward hook, or a layer wrapped by an adapter."""
+    model = packed_copy(rounded("llama"))
+    shape = ModelRunner(packed_copy(rounded("llama")), KvSettings(pages=8)).shape
+    assert NativeStep.fits(model, shape)
+    layer = model.model.layers[1]
+    hook = layer.mlp.register_forward_hook(lambda module, args, out: out * 2)
+    assert not NativeStep.fits(model, shape)
+    hook.remove()
+    layer.self_attn.q_proj = nn.Sequential(layer.self_attn.q_proj)
+    assert not NativeStep.fits(model, shape)
+
+
+def fresh_kernels(folder: Path) -> object:
+    """As a new process would load them."""
+    return load_kernels.__wrapped__(folder)
+
+
 def test_without_a_compiler_torch_does_the_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An empty cache and no compiler; then one that fails; then a cache that cannot be written."""
-    monkeypatch.setattr(build, "EngineSettings", lambda: EngineSettings(cache_dir=tmp_path / "c"))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    fresh = build.load_kernels.__wrapped__
-    with caplog.at_level(logging.WARNING):
-        assert fresh() is None
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr("shutil.which", lambda name: None)
+        assert fresh_kernels(tmp_path) is None
     assert "no C++ compiler" in caplog.text
-    monkeypatch.setattr("specdec.model.pack.load_kernels", lambda: None)
-    assert isinstance(pack_linear(torch.randn(4, 4)), HalfLinear)
     monkeypatch.setenv("CXX", "false")
-    assert fresh() is None
-    monkeypatch.delenv("CXX")
-    monkeypatch.undo()
+    assert fresh_kernels(tmp_path) is None
+    assert not list(tmp_path.rglob("*.so"))
+    assert isinstance(pack_linear(torch.randn(4, 4)), HalfLinear)
+
+
+def test_kernels_are_compiled_once_and_again_where_they_broke(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "g++ -pipe")
+    assert fresh_kernels(tmp_path) is not None
+    (library,) = tmp_path.rglob("*.so")
+    made = library.stat().st_mtime_ns
+    assert fresh_kernels(tmp_path) is not None
+    assert library.stat().st_mtime_ns == made
+    # elsewhere: a loader gives back what it has loaded under the same name
+    broken = tmp_path / "other" / "native" / library.name
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(library.read_bytes()[:5000])
+    assert fresh_kernels(tmp_path / "other") is not None
+    assert broken.stat().st_size > 5000
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(
-        build, "EngineSettings", lambda: EngineSettings(cache_dir=tmp_path / "file")
-    )
-    assert fresh() is not None
+    assert fresh_kernels(tmp_path / "file") is not None  # a cache that cannot be written

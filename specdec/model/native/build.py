@@ -7,19 +7,23 @@ on with what torch has, and says so once.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from specdec.config import EngineSettings
+from specdec.model.native.structs import STRUCTS
 
 log = logging.getLogger(__name__)
 
@@ -33,59 +37,84 @@ _COMPILE_SECONDS = 120
 
 
 @cache
-def load_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where this machine cannot compile or run them."""
+def load_kernels(cache_dir: Path) -> ctypes.CDLL | None:
+    """The compiled kernels, or None where this machine cannot compile or run them.
+
+    Args:
+        cache_dir: they are kept in its folder ``native``; where that cannot be written, they
+            are compiled for this process alone.
+    """
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return None
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     try:
-        path = _compiled(compiler)
-        library = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+        return _cached(cache_dir)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or error
-        log.warning("without own CPU kernels (slower by about half): %s", told)
+        log.warning("no own CPU kernels, a step takes about twice as long: %s", told)
         return None
-    for name in ("linear", "step", "heads_states", "heads_propose"):
-        getattr(library, f"specdec_{name}").restype = None
-    library.specdec_scratch_floats.restype = ctypes.c_int64
+
+
+def _cached(cache_dir: Path) -> ctypes.CDLL:
+    compiler = (
+        shlex.split(os.environ.get("CXX", ""))
+        or [found for found in map(shutil.which, _COMPILERS) if found][:1]
+    )
+    text = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
+    text += " ".join((*compiler, *FLAGS)).encode()
+    name = f"kernels-{hashlib.sha256(text).hexdigest()[:16]}.so"
+    path = _writable(cache_dir.expanduser() / "native") / name
+    if path.is_file():
+        try:
+            return _load(path)
+        except OSError as error:  # cut off by a crash, or from another system
+            log.warning("%s is broken and made again: %s", path, error)
+    if not compiler:
+        raise OSError(f"no C++ compiler ({', '.join(_COMPILERS)}) is installed")
+    log.info("compiling CPU kernels with %s (once, a few seconds)", compiler[0])
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=path.parent) as scratch:
+        linked = Path(scratch, name)
+        _compile(compiler, linked)
+        library = _load(linked)  # only what loads is kept for others
+        os.replace(linked, path)
     return library
 
 
-def _compiled(compiler: str | None) -> Path:
-    """The shared library for this source and these flags, compiled where it is missing."""
-    text = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
-    key = hashlib.sha256(text + " ".join(FLAGS).encode()).hexdigest()[:16]
-    name = f"kernels-{key}.so"
-    folder = EngineSettings().cache_dir.expanduser() / "native"
-    try:
+def _writable(folder: Path) -> Path:
+    """``folder``, or a temporary one for this process where it cannot be written."""
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    path = folder / name
-    if path.is_file():
-        return path
-    if compiler is None:
-        raise OSError(f"no C++ compiler ({', '.join(_COMPILERS)}) is installed")
-    if not writable:  # a read-only cache: compile for this process alone
-        path = Path(tempfile.mkdtemp(prefix="specdec-native-")) / name
-    log.info("compiling CPU kernels with %s (once, a few seconds)", compiler)
-    with tempfile.TemporaryDirectory(prefix=".compile-", dir=path.parent) as scratch:
-        linked = Path(scratch, name)
-        objects = [str(Path(scratch, source.with_suffix(".o").name)) for source in SOURCES]
-        # Linked without -fopenmp: the symbols are found in the OpenMP that torch has loaded,
-        # so both share one pool of threads.
-        for command in (
-            [compiler, *FLAGS, "-c", *map(str, SOURCES)],
-            [compiler, "-shared", *objects, "-o", str(linked)],
-        ):
-            subprocess.run(
-                command,
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=_COMPILE_SECONDS,
-                cwd=scratch,
-            )
-        os.replace(linked, path)
-    return path
+    if os.access(folder, os.W_OK) or next(folder.glob("kernels-*.so"), None) is not None:
+        return folder
+    temporary = Path(tempfile.mkdtemp(prefix="specdec-native-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
+
+
+def _compile(compiler: Sequence[str], target: Path) -> None:
+    objects = [source.with_suffix(".o").name for source in SOURCES]
+    # Linked without -fopenmp: the symbols are found in the OpenMP that torch has loaded, so
+    # both share one pool of threads.
+    for command in (
+        [*compiler, *FLAGS, "-c", *map(str, SOURCES)],
+        [*compiler, "-shared", *objects, "-o", target.name],
+    ):
+        subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_SECONDS,
+            cwd=target.parent,
+        )
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name in ("linear", "step", "heads_states", "heads_propose"):
+        getattr(library, f"specdec_{name}").restype = None
+    library.specdec_scratch_floats.restype = ctypes.c_int64
+    library.specdec_struct_bytes.restype = ctypes.c_int64
+    for number, struct in enumerate(STRUCTS):
+        if library.specdec_struct_bytes(number) != ctypes.sizeof(struct):
+            raise OSError(f"{path}: {struct.__name__} has another size than its C++ struct")
+    return library

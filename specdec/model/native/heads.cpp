@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "model.h"
 #include "vector.h"
 
 namespace specdec {
@@ -57,6 +58,13 @@ void likeliest(const float* logits, long n, long count, int64_t* tokens, float* 
 using namespace specdec;
 
 extern "C" {
+
+// Sizes of the structs that structs.py repeats.
+int64_t specdec_struct_bytes(int64_t number) {
+  const int64_t sizes[] = {sizeof(Linear),  sizeof(Layer), sizeof(Model),
+                           sizeof(Segment), sizeof(Step),  sizeof(Heads)};
+  return sizes[number];
+}
 
 // States [R, S] of `rows` nodes at `depth` (0: roots) from their parents' states [R, source]
 // (for roots: the target's hidden states) and their embeddings [R, H]. `depth` counts that of

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from specdec.model.linear import PackedLinear
 from specdec.model.native.structs import LinearStruct
@@ -20,12 +22,12 @@ class BrainLinear(PackedLinear):
     Args:
         weight: ``[out, in]``; rounded to bfloat16.
         bias: ``[out]`` or None.
-        kernels: the library of :func:`specdec.model.native.build.load_kernels`.
+        kernels: from :func:`specdec.model.native.build.load_kernels`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: ctypes.CDLL) -> None:
         super().__init__(*weight.shape)
-        self._kernels = kernels
+        self.kernels = kernels
         #: ``[ceil(out / 16), in, 8]`` int32: output i of a block low, output i + 8 high.
         self.packed = pack_blocks(weight)
         self.bias = None if bias is None else bias.detach().float().contiguous()
@@ -51,7 +53,7 @@ class BrainLinear(PackedLinear):
         if x.dtype != torch.float32:
             raise TypeError(f"packed layers compute in float32, not in {x.dtype}")
         out = x.new_empty(x.shape[0], self.out_features)
-        self._kernels.specdec_linear(
+        self.kernels.specdec_linear(
             ctypes.byref(self._struct),
             ctypes.c_void_p(x.data_ptr()),
             ctypes.c_int64(x.shape[0]),
@@ -59,6 +61,12 @@ class BrainLinear(PackedLinear):
             ctypes.c_int64(torch.get_num_threads()),
         )
         return out
+
+
+def kernels_of(model: nn.Module) -> ctypes.CDLL | None:
+    """The kernels that a model was packed for, or None."""
+    head = cast(PreTrainedModel, model).get_output_embeddings()
+    return head.kernels if isinstance(head, BrainLinear) else None
 
 
 def pack_blocks(weight: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.model.kv import KvPool
-from specdec.model.native.build import load_kernels
 from specdec.model.native.linear import BLOCK, BrainLinear
 from specdec.model.native.shape import Attention, Decoder, DecoderLayer, Norm
 from specdec.model.native.structs import (
@@ -46,17 +45,17 @@ class NativeStep:
     Args:
         model: one that :meth:`fits`.
         shape: of its attention.
+        max_length: longest sequence, in tokens.
     """
 
-    def __init__(self, model: PreTrainedModel, shape: AttentionShape) -> None:
-        kernels = load_kernels()
-        assert kernels is not None
-        self._kernels = kernels
+    def __init__(self, model: PreTrainedModel, shape: AttentionShape, max_length: int) -> None:
+        self._max_length = max_length
         self._model, self._shape = model, shape
         decoder = cast(Decoder, model.model)
         self._rotary = cast(nn.Module, model.model.rotary_emb)
         self._embed = model.get_input_embeddings()
         self._head = cast(BrainLinear, model.get_output_embeddings())
+        self._kernels = self._head.kernels
         #: Fused weights and norms, kept alive for the structs that point into them.
         self._kept: list[Tensor] = []
         self._layers = [self._layer(layer, i) for i, layer in enumerate(decoder.layers)]
@@ -75,31 +74,22 @@ class NativeStep:
     @staticmethod
     def fits(model: PreTrainedModel, shape: AttentionShape) -> bool:
         """Whether the kernels compute this model as it is built and packed."""
-        if type(model).__name__ not in FAMILIES or load_kernels() is None:
+        if type(model).__name__ not in FAMILIES:
             return False
         if shape.layout.dtype != torch.float32 or shape.layout.head_dim % _HEAD_LANES:
             return False
         if getattr(model.config, "hidden_act", None) != "silu":
             return False
-        layers = cast(Decoder, model.model).layers
-        linears = [m for m in model.modules() if isinstance(m, nn.Linear | BrainLinear)]
-        inside = [
-            part
-            for layer in layers
-            for part in (
-                layer.self_attn.q_proj,
-                layer.self_attn.k_proj,
-                layer.self_attn.v_proj,
-                layer.mlp.gate_proj,
-                layer.mlp.up_proj,
-            )
-        ]
+        decoder = cast(Decoder, model.model)
+        linears = [part for layer in decoder.layers for part in _linears(layer)]
+        if not all(type(part) is BrainLinear for part in (*linears, model.get_output_embeddings())):
+            return False
+        hooked = (m for m in cast(nn.Module, model.model).modules() if _is_hooked(m))
         return (
-            all(isinstance(linear, BrainLinear) for linear in linears)
-            and all(part.out_features % BLOCK == 0 for part in inside)
-            and all(_same_bias(layer.self_attn) for layer in layers)
-            and layers[0].mlp.gate_proj.in_features % _LANES == 0
-            and layers[0].mlp.down_proj.in_features % _LANES == 0
+            next(hooked, None) is None
+            and all(part.out_features % BLOCK == 0 for part in linears)
+            and all(part.in_features % _LANES == 0 for part in linears)
+            and all(_same_bias(layer.self_attn) for layer in decoder.layers)
         )
 
     def forward(
@@ -129,19 +119,19 @@ class NativeStep:
         ]
         model = self._bound(pool)
         step = StepStruct(
-            rows,
-            len(segments),
-            wanted,
-            torch.get_num_threads(),
-            x.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            (SegmentStruct * len(segments))(*(struct for struct, *_ in described)),
-            row_segment.data_ptr(),
-            logit_rows.data_ptr(),
-            self._scratch_for(model, rows),
-            hidden.data_ptr(),
-            logits.data_ptr(),
+            rows=rows,
+            segment_count=len(segments),
+            logit_count=wanted,
+            threads=torch.get_num_threads(),
+            x=x.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            segments=(SegmentStruct * len(segments))(*(struct for struct, *_ in described)),
+            row_segment=row_segment.data_ptr(),
+            logit_rows=logit_rows.data_ptr(),
+            scratch=self._scratch_for(model, rows),
+            hidden=hidden.data_ptr(),
+            logits=logits.data_ptr(),
         )
         self._kernels.specdec_step(ctypes.byref(model), ctypes.byref(step))
         ends = np.cumsum(counts).tolist()
@@ -153,17 +143,15 @@ class NativeStep:
         queries = getattr(attention, "q_norm", None)
         keys = getattr(attention, "k_norm", None)
         return LayerStruct(
-            self._norm(layer.input_layernorm),
-            self._norm(layer.post_attention_layernorm),
-            None if queries is None else self._norm(queries),
-            None if keys is None else self._norm(keys),
-            self._fused(attention.q_proj, attention.k_proj, attention.v_proj),
-            attention.o_proj.struct(),
-            self._fused(mlp.gate_proj, mlp.up_proj),
-            mlp.down_proj.struct(),
-            None,
-            None,
-            self._shape.windows[index] or 0,
+            input_norm=self._norm(layer.input_layernorm),
+            post_norm=self._norm(layer.post_attention_layernorm),
+            query_norm=None if queries is None else self._norm(queries),
+            key_norm=None if keys is None else self._norm(keys),
+            qkv=self._fused(attention.q_proj, attention.k_proj, attention.v_proj),
+            out=attention.o_proj.struct(),
+            gate_up=self._fused(mlp.gate_proj, mlp.up_proj),
+            down=mlp.down_proj.struct(),
+            window=self._shape.windows[index] or 0,
         )
 
     def _norm(self, norm: Norm) -> int:
@@ -197,18 +185,18 @@ class NativeStep:
                 layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
             layout = pool.layout
             self._struct = ModelStruct(
-                (LayerStruct * len(self._layers))(*self._layers),
-                len(self._layers),
-                self._hidden,
-                layout.kv_heads * self._shape.repeats,
-                layout.kv_heads,
-                layout.head_dim,
-                self._inner,
-                self._eps,
-                self._head_eps,
-                self._scaling,
-                self._final_norm,
-                self._head.struct(),
+                layers=(LayerStruct * len(self._layers))(*self._layers),
+                layer_count=len(self._layers),
+                hidden=self._hidden,
+                heads=layout.kv_heads * self._shape.repeats,
+                kv_heads=layout.kv_heads,
+                head_dim=layout.head_dim,
+                inner=self._inner,
+                eps=self._eps,
+                head_eps=self._head_eps,
+                scaling=self._scaling,
+                final_norm=self._final_norm,
+                lm_head=self._head.struct(),
             )
             self._struct_pool = pool
         return self._struct
@@ -223,10 +211,24 @@ class NativeStep:
         """Cosines and sines ``[T, D]``, from a table that grows with the longest sequence."""
         longest = int(positions.max()) + 1
         if longest > len(self._cos):
-            table = torch.arange(1 << (longest - 1).bit_length())[None]
+            # not beyond the limit: some frequencies change with the longest position asked for
+            table = torch.arange(min(1 << (longest - 1).bit_length(), self._max_length))[None]
             cos, sin = self._rotary(torch.empty(0), table)
             self._cos, self._sin = cos[0].float().contiguous(), sin[0].float().contiguous()
         return self._cos[positions], self._sin[positions]
+
+
+def _linears(layer: DecoderLayer) -> tuple[BrainLinear, ...]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    )
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether somebody changes what a module computes; the kernels would not see it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _same_bias(attention: Attention) -> bool:
@@ -240,14 +242,17 @@ def _segment(
 ) -> tuple[SegmentStruct, np.ndarray, np.ndarray | None]:
     """The struct, and the arrays it points to, which must outlive it."""
     slots = np.ascontiguousarray(pool.slots(segment.pages, 0, segment.length))
+    # the kernels write where they are told to
+    if len(slots) < segment.length or slots.min() < 0 or slots.max() >= pool.null_slot:
+        raise IndexError(f"slots of {segment.length} tokens outside a pool of {pool.null_slot}")
     visible = None
     if segment.tree is not None and segment.width > 1:
         visible = np.ascontiguousarray(segment.visible(), dtype=np.uint8)
     struct = SegmentStruct(
-        first,
-        segment.width,
-        segment.start,
-        slots.ctypes.data,
-        None if visible is None else visible.ctypes.data,
+        first=first,
+        width=segment.width,
+        start=segment.start,
+        slots=slots.ctypes.data,
+        visible=None if visible is None else visible.ctypes.data,
     )
     return struct, slots, visible

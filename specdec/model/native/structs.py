@@ -110,3 +110,14 @@ class HeadsStruct(Structure):
         ("vocabulary", c_int64),
         ("eps", c_float),
     ]
+
+
+#: In the order in which ``specdec_struct_bytes`` numbers them.
+STRUCTS: tuple[type[Structure], ...] = (
+    LinearStruct,
+    LayerStruct,
+    ModelStruct,
+    SegmentStruct,
+    StepStruct,
+    HeadsStruct,
+)
