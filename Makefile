@@ -20,6 +20,7 @@ help: ## list the targets
 setup: $(STAMP) ## install everything into .venv, once
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV): a few minutes, once"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[serve,dev]"
 	touch $@
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import ray
 import yaml
+from pydantic import BaseModel
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import scripts
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus
+from ray.serve.schema import (
+    ApplicationStatus,
+    HTTPOptionsSchema,
+    LoggingConfig,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+)
 
 from deployments.config import AppConfig
-from specdec.config import EngineSettings, validate_settings
+from specdec.config import validate_settings
 from specdec.errors import ConfigError, ModelError
 from specdec.model.resolve import resolve_model
 
@@ -44,10 +54,11 @@ def launch(config_path: str, began: float) -> int:
     """
     local = not os.environ.get("RAY_ADDRESS")
     try:
-        url, engines = check_config(config_path)
+        address, applications = check_config(config_path)
         if local:  # fetch what is missing here, where its progress can be seen
-            for engine in engines:
-                resolve_model(engine.model, engine.cache_dir)
+            check_free(*address)
+            for application in applications:
+                resolve_model(application.engine.model, application.engine.cache_dir)
     except (OSError, ConfigError, ModelError) as error:
         print(f"specdec: {config_path}: {error}", file=sys.stderr)
         return 2
@@ -61,10 +72,14 @@ def launch(config_path: str, began: float) -> int:
         )
     else:
         ray.init(namespace="serve")
+    if local and (problem := missing_gpus(applications)) is not None:
+        ray.shutdown()
+        print(f"specdec: {config_path}: {problem}", file=sys.stderr)
+        return 2
     # Not before: Ray sets its own. A shell's background jobs ignore SIGINT unless told otherwise.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    watcher = _Watcher(url, began)
+    watcher = _Watcher(f"http://{address[0]}:{address[1]}", began)
     watcher.start()
     try:
         scripts.cli(["run", config_path], standalone_mode=False)
@@ -76,14 +91,15 @@ def launch(config_path: str, began: float) -> int:
     if watcher.problem is not None:
         print(f"specdec: {watcher.problem}", file=sys.stderr)
         return 1
+    print("specdec: stopped", flush=True)
     return 0
 
 
-def check_config(config_path: str) -> tuple[str, list[EngineSettings]]:
-    """Check the applications' arguments before anything is started.
+def check_config(config_path: str) -> tuple[tuple[str, int], list[AppConfig]]:
+    """Check a configuration before anything is started.
 
     Returns:
-        The URL at which the server will be, and the settings of its engines.
+        Host and port at which the server will be, and the arguments of its applications.
 
     Raises:
         OSError: the file cannot be read.
@@ -96,8 +112,64 @@ def check_config(config_path: str) -> tuple[str, list[EngineSettings]]:
         http = config.get("http_options") or {}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"this is no configuration of Ray Serve: {error}") from error
-    engines = [validate_settings(AppConfig, values).engine for values in arguments]
-    return f"http://{http.get('host', '127.0.0.1')}:{http.get('port', 8000)}", engines
+    _check_serve_keys(config)
+    settings = [validate_settings(AppConfig, values) for values in arguments]
+    return (str(http.get("host", "127.0.0.1")), int(http.get("port", 8000))), settings
+
+
+def _check_serve_keys(config: dict[str, Any]) -> None:
+    """Ray Serve passes over keys that it does not know; a typing error would go unseen.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+    places: list[tuple[str, Any, type[BaseModel]]] = [
+        ("", config, ServeDeploySchema),
+        ("http_options.", config.get("http_options"), HTTPOptionsSchema),
+        ("logging_config.", config.get("logging_config"), LoggingConfig),
+    ]
+    for number, application in enumerate(config["applications"]):
+        places.append((f"applications.{number}.", application, ServeApplicationSchema))
+    wrong = [
+        f"{prefix}{key}: unknown setting (known: {', '.join(sorted(schema.model_fields))})"
+        for prefix, found, schema in places
+        for key in found or {}
+        if key not in schema.model_fields
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def check_free(host: str, port: int) -> None:
+    """See that nobody listens there: Ray Serve would share a port with another server.
+
+    Raises:
+        ConfigError: somebody does, or the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise ConfigError(
+                f"http_options: cannot listen on {host}:{port} ({error.strerror}); stop what "
+                "uses the port, or set another http_options.port"
+            ) from error
+
+
+def missing_gpus(applications: Sequence[AppConfig]) -> str | None:
+    """What is wrong where a replica asks for more GPUs than this machine has."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    present = resources.get("GPU", 0.0)
+    wanted = max((application.worker.num_gpus for application in applications), default=0.0)
+    if wanted <= present:
+        return None
+    return (
+        f"worker.num_gpus: a replica asks for {wanted:g}, and Ray sees {present:g} GPUs here; "
+        "set 0 to compute on the CPU"
+    )
 
 
 class _Watcher(threading.Thread):

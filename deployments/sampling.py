@@ -16,6 +16,8 @@ from specdec.params import MAX_SEED, SamplingParams
 COMPLETION_MAX_TOKENS = 16
 #: Below this temperature the likeliest token has all the probability that float32 can tell.
 _GREEDY_BELOW = 1e-5
+#: OpenAI's limit; above it nothing but noise comes out.
+_MAX_TEMPERATURE = 2.0
 
 
 def sampling_params(
@@ -71,6 +73,8 @@ def of_choice(params: SamplingParams, index: int) -> SamplingParams:
 def _temperature(value: float | None) -> float:
     if value is None:
         return 1.0
+    if value > _MAX_TEMPERATURE:
+        raise invalid("temperature", f"'temperature' must be between 0 and 2, not {value:g}.")
     return 0.0 if 0 < value < _GREEDY_BELOW else value
 
 

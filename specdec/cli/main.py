@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from specdec.cli import generate, models, train_heads
 from specdec.errors import SpecdecError
@@ -15,6 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="specdec", description="Text generation by Medusa speculative decoding."
     )
+    parser.add_argument("--version", action="version", version=f"specdec {version('specdec')}")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for command in (generate, models, train_heads):
         command.register(subparsers)

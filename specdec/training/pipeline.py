@@ -98,7 +98,7 @@ def train_heads(run: Run, engine: Engine, report: Reporter) -> HeadsConfig:
         report.stage("own prompts", run.own_prompts)
         path = run.answers / f"own_prompts_{run.own_prompts}_seed{run.options.seed}.jsonl"
         own = (engine, engine.tokenizer, path, run.own_prompts, run.options.seed)
-        files.append(own_prompts(*own, report.advance))
+        files.insert(0, own_prompts(*own, report.advance))
     report.stage("answers", run.answer_tokens)
     shards = make_answers(
         engine,

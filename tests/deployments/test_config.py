@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +14,16 @@ from ray import serve
 
 from deployments.app import build_app
 from deployments.config import AppConfig
-from deployments.launcher import check_config
+from deployments.launcher import check_config, check_free, missing_gpus
 from specdec.config import DEFAULT_MODEL, validate_settings
 from specdec.errors import ConfigError
 from tests.deployments.server import ROOT
 
 
 def test_what_ships_is_valid() -> None:
-    url, (engine,) = check_config(str(ROOT / "serve_config.yaml"))
-    assert url == "http://127.0.0.1:8000"
-    assert engine.model == DEFAULT_MODEL
+    address, (application,) = check_config(str(ROOT / "serve_config.yaml"))
+    assert address == ("127.0.0.1", 8000)
+    assert application.engine.model == DEFAULT_MODEL
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     settings = AppConfig.model_validate(config["applications"][0]["args"])
     assert settings == AppConfig()
@@ -56,6 +57,43 @@ def test_what_is_wrong_is_named(values: dict[str, Any], name: str, tmp_path: Pat
     file.write_text(yaml.safe_dump({"applications": [{"name": "specdec", "args": values}]}))
     with pytest.raises(ConfigError, match=name):
         check_config(str(file))
+
+
+def test_keys_of_ray_serve_are_checked_too(tmp_path: Path) -> None:
+    """Ray itself passes over them: a server on another port than was meant."""
+    file = tmp_path / "serve.yaml"
+    config = {
+        "http_options": {"prot": 1},
+        "logging_config": {"level": "INFO"},
+        "applications": [{"name": "specdec", "import": "x", "args": {}}],
+        "proxy": "HeadOnly",
+    }
+    file.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError) as caught:
+        check_config(str(file))
+    for key in ("http_options.prot:", "logging_config.level:", "applications.0.import:", "proxy:"):
+        assert key in str(caught.value)
+
+
+def test_a_port_in_use_is_refused() -> None:
+    """Ray Serve listens with SO_REUSEPORT: two servers would take requests in turn."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+            check_free("127.0.0.1", port)
+    check_free("127.0.0.1", port)
+    with pytest.raises(ConfigError, match="cannot listen"):
+        check_free("192.0.2.1", port)
+
+
+def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0})
+    assert missing_gpus([AppConfig()]) is None
+    one = AppConfig.model_validate({"worker": {"num_gpus": 1}})
+    assert "num_gpus" in str(missing_gpus([AppConfig(), one]))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "applications: 5", "{", "applications: [5]"])
