@@ -18,17 +18,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from specdec.config import EngineSettings
 from specdec.detokenize import text_decoder
 from specdec.drafting import Drafting
-from specdec.errors import (
-    ContextLengthError,
-    IntegrityError,
-    ModelNotFoundError,
-    RequestError,
-)
+from specdec.errors import IntegrityError, ModelNotFoundError, RequestError
 from specdec.heads.drafter import Drafter
 from specdec.heads.store import make_drafter
 from specdec.model.resolve import resolve_model
 from specdec.model.runner import ModelRunner, StepOutput
-from specdec.outputs import EngineStats, RequestOutput, RequestStats
+from specdec.outputs import EngineStats, RequestOutput
 from specdec.params import SamplingParams
 from specdec.policy.pages import PageAllocator
 from specdec.policy.plan import CommitResult, Committed, StepPlan
@@ -37,6 +32,7 @@ from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.stop import StopChecker
 from specdec.policy.tree import DraftTree
 from specdec.policy.verdict import Verdict
+from specdec.requests import check_request, count_step, request_stats
 from specdec.verify import VerifyInput, verify_batch
 
 log = logging.getLogger(__name__)
@@ -150,7 +146,7 @@ class Engine:
             QueueFullError: too many wait.
         """
         tokens = list(prompt_tokens)
-        self._check_request(tokens, params)
+        check_request(tokens, params, self.runner.vocab_size, self.max_model_length)
         if any(output.request_id == request_id for output in self._pending):
             raise RequestError(f"request id {request_id} is in use until its end was told")
         checker = StopChecker(
@@ -191,7 +187,7 @@ class Engine:
                 self.drafting.draft(result.committed, output.hidden, self.scheduler.draft_depth)
             if self.on_committed is not None and result.committed:
                 self.on_committed(result.committed, output.hidden)
-            self._count(plan, result)
+            count_step(self.stats, plan, result)
             self._pending.extend(self._outputs(result))
         elif self.scheduler.has_work and not self._pending:
             raise IntegrityError("requests are unfinished, but none can be scheduled")
@@ -215,29 +211,6 @@ class Engine:
         """Pages held by running sequences."""
         allocator = self.scheduler.allocator
         return allocator.num_pages - allocator.free_pages
-
-    def _check_request(self, tokens: list[int], params: SamplingParams) -> None:
-        vocabulary = self.runner.vocab_size
-        if not tokens:
-            raise RequestError("the prompt is empty", param="prompt")
-        outside = next((t for t in tokens if not 0 <= t < vocabulary), None)
-        if outside is not None:
-            raise RequestError(
-                f"prompt token {outside} lies outside the vocabulary of {vocabulary}",
-                param="prompt",
-            )
-        outside = next((t for t in params.logit_bias if t >= vocabulary), None)
-        if outside is not None:
-            raise RequestError(
-                f"logit_bias names token {outside}, outside the vocabulary of {vocabulary}",
-                param="logit_bias",
-            )
-        if len(tokens) >= self.max_model_length:
-            raise ContextLengthError(
-                f"the prompt has {len(tokens)} tokens; the model's context of "
-                f"{self.max_model_length} leaves no room for an answer",
-                param="prompt",
-            )
 
     def _verify(self, plan: StepPlan, output: StepOutput) -> list[Verdict | None]:
         """One verdict per segment; None for prefill chunks that draw no token."""
@@ -283,17 +256,6 @@ class Engine:
             sequence.request_id, tokens, reason, sequence.error, request_stats(sequence)
         )
 
-    def _count(self, plan: StepPlan, result: CommitResult) -> None:
-        self.stats.steps += 1
-        self.stats.rows += plan.rows
-        emitted = {c.sequence.request_id: len(c.tokens) for c in result.committed}
-        self.stats.emitted += sum(emitted.values())
-        for segment in plan.segments:
-            if segment.tree is not None and segment.sequence.request_id in emitted:
-                self.stats.rounds += 1
-                self.stats.drafted += len(segment.tree) - 1
-                self.stats.accepted += emitted[segment.sequence.request_id] - 1
-
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
@@ -302,23 +264,3 @@ class Engine:
         finally:
             seconds = self.stats.phase_s
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def request_stats(sequence: SequenceState) -> RequestStats:
-    """What is told of a finished sequence."""
-    stats = sequence.stats
-    finished = stats.finished if stats.finished is not None else stats.arrival
-    scheduled = stats.first_scheduled if stats.first_scheduled is not None else finished
-    return RequestStats(
-        prompt_tokens=sequence.prompt_length,
-        completion_tokens=len(sequence.tokens) - sequence.prompt_length,
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        accepted=stats.accepted,
-        accepted_by_depth=tuple(stats.accepted_by_depth),
-        walked_by_depth=tuple(stats.walked_by_depth),
-        preemptions=stats.preemptions,
-        queue_s=scheduled - stats.arrival,
-        first_token_s=None if stats.first_token is None else stats.first_token - stats.arrival,
-        total_s=finished - stats.arrival,
-    )

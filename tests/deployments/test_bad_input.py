@@ -53,6 +53,7 @@ CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     ({"messages": [{"role": "user", "content": LONG}]}, "messages", "context_length_exceeded"),
     ({"temperature": -1}, "temperature", "invalid_value"),
+    ({"temperature": 2.5}, "temperature", "invalid_value"),
     ({"temperature": "0.5"}, "temperature", "invalid_type"),
     ({"temperature": True}, "temperature", "invalid_type"),
     ({"temperature": float("nan")}, "temperature", "invalid_value"),

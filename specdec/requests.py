@@ -1,0 +1,81 @@
+"""What the engine checks of a request before it takes it, and counts once it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.errors import ContextLengthError, RequestError
+from specdec.outputs import EngineStats, RequestStats
+from specdec.params import SamplingParams
+from specdec.policy.plan import CommitResult, StepPlan
+from specdec.policy.sequence import Sequence as SequenceState
+
+
+def check_request(
+    tokens: Sequence[int], params: SamplingParams, vocabulary: int, max_length: int
+) -> None:
+    """See that the model can answer.
+
+    Args:
+        tokens: of the prompt.
+        params: valid in themselves.
+        vocabulary: tokens that the model knows.
+        max_length: most tokens of a sequence.
+
+    Raises:
+        RequestError: the prompt is empty, or a token lies outside the vocabulary.
+        ContextLengthError: the prompt leaves no room for an answer.
+    """
+    if not tokens:
+        raise RequestError("the prompt is empty", param="prompt")
+    outside = next((t for t in tokens if not 0 <= t < vocabulary), None)
+    if outside is not None:
+        raise RequestError(
+            f"prompt token {outside} lies outside the vocabulary of {vocabulary}",
+            param="prompt",
+        )
+    outside = next((t for t in params.logit_bias if t >= vocabulary), None)
+    if outside is not None:
+        raise RequestError(
+            f"logit_bias names token {outside}, outside the vocabulary of {vocabulary}",
+            param="logit_bias",
+        )
+    if len(tokens) >= max_length:
+        raise ContextLengthError(
+            f"the prompt has {len(tokens)} tokens; the model's context of "
+            f"{max_length} leaves no room for an answer",
+            param="prompt",
+        )
+
+
+def count_step(stats: EngineStats, plan: StepPlan, result: CommitResult) -> None:
+    """Add one step to the engine's counts."""
+    stats.steps += 1
+    stats.rows += plan.rows
+    emitted = {c.sequence.request_id: len(c.tokens) for c in result.committed}
+    stats.emitted += sum(emitted.values())
+    for segment in plan.segments:
+        if segment.tree is not None and segment.sequence.request_id in emitted:
+            stats.rounds += 1
+            stats.drafted += len(segment.tree) - 1
+            stats.accepted += emitted[segment.sequence.request_id] - 1
+
+
+def request_stats(sequence: SequenceState) -> RequestStats:
+    """What is told of a finished sequence."""
+    stats = sequence.stats
+    finished = stats.finished if stats.finished is not None else stats.arrival
+    scheduled = stats.first_scheduled if stats.first_scheduled is not None else finished
+    return RequestStats(
+        prompt_tokens=sequence.prompt_length,
+        completion_tokens=len(sequence.tokens) - sequence.prompt_length,
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        accepted_by_depth=tuple(stats.accepted_by_depth),
+        walked_by_depth=tuple(stats.walked_by_depth),
+        preemptions=stats.preemptions,
+        queue_s=scheduled - stats.arrival,
+        first_token_s=None if stats.first_token is None else stats.first_token - stats.arrival,
+        total_s=finished - stats.arrival,
+    )
