@@ -63,11 +63,15 @@ def _cached(cache_dir: Path) -> ctypes.CDLL:
     text += " ".join((*compiler, *FLAGS)).encode()
     name = f"kernels-{hashlib.sha256(text).hexdigest()[:16]}.so"
     path = _writable(cache_dir.expanduser() / "native") / name
-    if path.is_file():
-        try:
-            return _load(path)
-        except OSError as error:  # cut off by a crash, or from another system
-            log.warning("%s is broken and made again: %s", path, error)
+    digest = path.with_suffix(".sha256")
+    if path.is_file() and digest.is_file():
+        if digest.read_text().strip() == _digest(path):  # loading what is cut off ends a process
+            try:
+                return _load(path)
+            except OSError as error:  # from another system, perhaps
+                log.warning("%s does not load and is made again: %s", path, error)
+        else:
+            log.warning("%s is broken and made again", path)
     if not compiler:
         raise OSError(f"no C++ compiler ({', '.join(_COMPILERS)}) is installed")
     log.info("compiling CPU kernels with %s (once, a few seconds)", compiler[0])
@@ -75,8 +79,15 @@ def _cached(cache_dir: Path) -> ctypes.CDLL:
         linked = Path(scratch, name)
         _compile(compiler, linked)
         library = _load(linked)  # only what loads is kept for others
+        fresh = Path(scratch, digest.name)
+        fresh.write_text(_digest(linked))
         os.replace(linked, path)
+        os.replace(fresh, digest)
     return library
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _writable(folder: Path) -> Path:
