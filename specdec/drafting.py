@@ -35,7 +35,7 @@ FREE_ROWS = 6
 #: and a token costs about 10 otherwise.
 WORTH = 0.3
 #: Where lookup alone fills the free rows with candidates at least this likely, the heads are
-#: left out: what they would add is rarely reached, and they take 5 to 8 ms of a CPU.
+#: left out: what they would add is rarely reached, and they take 2.5 ms of a CPU.
 STRONG = 0.5
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.model.groups import AttentionGroup, GroupLayout, attention_biases, group_segments
 from specdec.model.kv import KvPool
-from specdec.model.segment_rows import Ints, SegmentRows
+from specdec.model.segment_rows import Ints, PackedRows, SegmentRows
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,11 @@ def build_inputs(
         windows: the sliding windows of the model's layers, in tokens; None for no window.
         repeats: query heads per KV head; they are folded into the query rows.
     """
-    offsets = np.concatenate(([0], np.cumsum([s.width for s in segments])))
+    packed = PackedRows.of(segments)
+    offsets, logit_rows = packed.offsets, packed.logit_rows
     total = int(offsets[-1])
-    counts = [s.logit_count for s in segments]
-    ends = np.cumsum(counts).tolist()
     slots = [pool.slots(s.pages, 0, s.length) for s in segments]
     positions = [s.positions() for s in segments]
-    logit_rows = np.concatenate(
-        [np.arange(offsets[i + 1] - counts[i], offsets[i + 1]) for i in range(len(segments))]
-    )
     trees = [i for i, segment in enumerate(segments) if segment.tree is not None]
     tree_rows = [np.arange(offsets[i], offsets[i + 1]) for i in trees]
     transfer = _Transfer()
@@ -100,7 +96,7 @@ def build_inputs(
         write_slots=tensors[2],
         logit_rows=tensors[3],
         tree_rows=tensors[4] if tree_rows else None,
-        spans=tuple((end - count, end) for end, count in zip(ends, counts, strict=True)),
+        spans=packed.spans,
         groups=tuple(groups),
     )
 

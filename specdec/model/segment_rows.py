@@ -73,6 +73,34 @@ def ancestors(parents: tuple[int, ...]) -> Bools:
     return seen
 
 
+@dataclass(frozen=True)
+class PackedRows:
+    """Where the segments of a step lie among its ``T`` packed rows.
+
+    Attributes:
+        offsets: ``[segments + 1]`` first row of each segment, and T.
+        logit_rows: ``[R]`` rows that need logits.
+        spans: per segment the half-open range of its rows in the logits.
+    """
+
+    offsets: Ints
+    logit_rows: Ints
+    spans: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(segments: Sequence[SegmentRows]) -> PackedRows:
+        """Segments stand one after the other; those of a segment that need logits are its last."""
+        offsets = np.concatenate(([0], np.cumsum([s.width for s in segments])))
+        counts = [s.logit_count for s in segments]
+        ends = np.cumsum(counts).tolist()
+        rows = [np.arange(end - n, end) for end, n in zip(offsets[1:], counts, strict=True)]
+        return PackedRows(
+            offsets,
+            np.concatenate(rows).astype(np.int64),
+            tuple((end - n, end) for end, n in zip(ends, counts, strict=True)),
+        )
+
+
 def segment_rows(plan: StepPlan) -> list[SegmentRows]:
     """The segments of a plan as the model sees them."""
     rows = []

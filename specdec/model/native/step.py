@@ -27,7 +27,7 @@ from specdec.model.native.structs import (
     StepStruct,
 )
 from specdec.model.probe import AttentionShape
-from specdec.model.segment_rows import SegmentRows
+from specdec.model.segment_rows import PackedRows, SegmentRows
 
 #: Families whose decoder layer is RMS norm, rotary attention, residual, RMS norm, SwiGLU,
 #: residual, and nothing else (with a bias or per-head norms where the modules have them).
@@ -50,7 +50,7 @@ class NativeStep:
 
     def __init__(self, model: PreTrainedModel, shape: AttentionShape, max_length: int) -> None:
         self._max_length = max_length
-        self._model, self._shape = model, shape
+        self._shape = shape
         decoder = cast(Decoder, model.model)
         self._rotary = cast(nn.Module, model.model.rotary_emb)
         self._embed = model.get_input_embeddings()
@@ -96,18 +96,12 @@ class NativeStep:
         self, segments: Sequence[SegmentRows], pool: KvPool
     ) -> tuple[Tensor, Tensor, tuple[tuple[int, int], ...]]:
         """Logits ``[R, V]``, hidden ``[R, H]`` and per segment the span of its rows in them."""
-        widths = [segment.width for segment in segments]
-        firsts = np.concatenate(([0], np.cumsum(widths)))
-        rows = int(firsts[-1])
+        packed = PackedRows.of(segments)
+        firsts, rows = packed.offsets, int(packed.offsets[-1])
         positions = torch.from_numpy(np.concatenate([s.positions() for s in segments]))
         tokens = torch.tensor([token for s in segments for token in s.tokens])
-        counts = [segment.logit_count for segment in segments]
-        logit_rows = torch.from_numpy(
-            np.concatenate(
-                [np.arange(firsts[i + 1] - n, firsts[i + 1]) for i, n in enumerate(counts)]
-            ).astype(np.int64)
-        )
-        row_segment = torch.from_numpy(np.repeat(np.arange(len(segments)), widths))
+        logit_rows = torch.from_numpy(packed.logit_rows)
+        row_segment = torch.from_numpy(np.repeat(np.arange(len(segments)), np.diff(firsts)))
         x = self._embed(tokens).contiguous()
         cos, sin = self._rotation(positions)
         wanted = len(logit_rows)
@@ -134,9 +128,7 @@ class NativeStep:
             logits=logits.data_ptr(),
         )
         self._kernels.specdec_step(ctypes.byref(model), ctypes.byref(step))
-        ends = np.cumsum(counts).tolist()
-        spans = tuple((end - count, end) for end, count in zip(ends, counts, strict=True))
-        return logits, hidden, spans
+        return logits, hidden, packed.spans
 
     def _layer(self, layer: DecoderLayer, index: int) -> LayerStruct:
         attention, mlp = layer.self_attn, layer.mlp
