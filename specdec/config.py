@@ -42,12 +42,15 @@ class BatchSettings(Settings):
         prefill_chunk: most prompt tokens of one sequence in a step.
         max_sequences: most sequences running at once.
         max_waiting: most sequences waiting before new ones are refused.
+        prefill_stall: by how many usual steps prefill may lengthen a step of running streams.
+            More starts new requests sooner, at the price of pauses in those that run.
     """
 
     token_budget: int = Field(512, ge=1)
     prefill_chunk: int = Field(256, ge=1)
     max_sequences: int = Field(64, ge=1)
     max_waiting: int = Field(1024, ge=1)
+    prefill_stall: float = Field(2.0, gt=0)
 
 
 class SpeculationSettings(Settings):
@@ -62,7 +65,10 @@ class SpeculationSettings(Settings):
         tree: ``static`` uses the tree found from the heads' measured accuracies,
             ``dynamic`` grows one from this step's probabilities.
         max_nodes: most nodes of a tree, its root included; None takes the limit that fits
-            the kind of processor. Where rows have their price, unlikely ones are left out.
+            the kind of processor.
+        budget: ``measured`` verifies the candidates that pay for their rows by what steps
+            cost on this machine, at this load (timed at start-up, corrected while running),
+            and bounds prefill by ``prefill_stall``; ``unlimited`` takes all that fit.
     """
 
     enabled: bool = True
@@ -70,6 +76,7 @@ class SpeculationSettings(Settings):
     lookup: bool = True
     tree: Literal["static", "dynamic"] = "dynamic"
     max_nodes: int | None = Field(None, ge=1, le=128)
+    budget: Literal["measured", "unlimited"] = "measured"
 
 
 class EngineSettings(Settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from specdec.config import SpeculationSettings
 from specdec.heads.drafter import Drafter, SiblingChoice
 from specdec.model.linear import PackedLinear
 from specdec.model.runner import ModelRunner
+from specdec.policy.budget import Budget
 from specdec.policy.lookup import Continuation, PromptLookup
 from specdec.policy.merge import merge_path
 from specdec.policy.plan import Committed
@@ -26,17 +28,14 @@ log = logging.getLogger(__name__)
 #: Siblings drawn at each depth under every node, for the rejection rule.
 BRANCHING = (2, 1, 1, 1)
 
-#: Nodes of a tree at most, root included. CUDA and CPUs with matrix units read the weights
-#: once for all of them; with packed weights on AVX2 a row beyond ``FREE_ROWS`` has its price.
-NODES_CUDA, NODES_MATRIX_UNITS, NODES_PACKED = 64, 32, 16
-#: Rows that cost what one costs with packed weights on AVX2 (docs/benchmarks.md).
-FREE_ROWS = 6
-#: Chance of acceptance that pays for a row beyond the free ones: it costs about 3 ms there,
-#: and a token costs about 10 otherwise.
-WORTH = 0.3
-#: Where lookup alone fills the free rows with candidates at least this likely, the heads are
-#: left out: what they would add is rarely reached, and they take 2.5 ms of a CPU.
-STRONG = 0.5
+#: Nodes of a tree at most, root included: where rows have their price (packed weights on
+#: AVX2), on CPUs with matrix units, on CUDA. How many of them are verified is the budget's.
+NODES_PACKED, NODES_MATRIX_UNITS, NODES_CUDA = 16, 32, 64
+#: Where lookup alone gives this many candidates of at least this chance, the heads are left
+#: out: what they would add is rarely reached.
+STRONG_CANDIDATES, STRONG = 5, 0.5
+#: Chance from which on a level of sampled siblings is drawn.
+_WORTH_SAMPLING = 0.2
 
 
 class Drafting:
@@ -45,7 +44,8 @@ class Drafting:
     Args:
         drafter: the source of candidates beside the lookup.
         settings: switches and the size of trees.
-        runner: the model that will verify.
+        max_nodes: most nodes of a tree where the settings say nothing.
+        budget: says whether the heads pay at the load of the moment.
 
     Attributes:
         drafter: as given.
@@ -55,11 +55,15 @@ class Drafting:
     """
 
     def __init__(
-        self, drafter: Drafter, settings: SpeculationSettings, runner: ModelRunner
+        self,
+        drafter: Drafter,
+        settings: SpeculationSettings,
+        max_nodes: int,
+        budget: Budget,
     ) -> None:
         self.drafter = drafter
-        default, self._free_rows = row_costs(runner)
-        self.max_nodes = settings.max_nodes or default
+        self.max_nodes = settings.max_nodes or max_nodes
+        self._budget = budget
         self.lookup_enabled = settings.lookup
         self.lookup = PromptLookup()
         self._enabled = settings.enabled
@@ -110,17 +114,27 @@ class Drafting:
         paths = [self._path(e.sequence, depth) for e, depth in zip(entries, depths, strict=True)]
         trees = [DraftTree.root_only(entry.sequence.tokens[-1]) for entry in entries]
         asked = [i for i, path in enumerate(paths) if not self._strong(path)]
-        if asked and self.drafter.max_depth > 0:
+        started = time.perf_counter()
+        if self._heads_pay(entries) and asked:
             drafted = self.drafter.draft(
                 hidden[[entries[i].logits_row for i in asked]],
                 [entries[i].sequence.tokens for i in asked],
                 [self.max_nodes] * len(asked),
+                self._budget.least(len(entries)),
             )
+            self._budget.drafted(len(asked), time.perf_counter() - started)
             for i, tree in zip(asked, drafted, strict=True):
                 trees[i] = tree.limit_depth(depths[i])
+        else:
+            self._budget.drafted(0, 0.0)
         for entry, tree, path in zip(entries, trees, paths, strict=True):
-            merged = merge_path(tree, path.tokens, path.values, self.max_nodes)
-            entry.sequence.draft = self._worth(merged)
+            entry.sequence.draft = merge_path(tree, path.tokens, path.values, self.max_nodes)
+
+    def _heads_pay(self, entries: Sequence[Committed]) -> bool:
+        if not entries or self.drafter.max_depth == 0:
+            return False
+        keys = sum(len(entry.sequence) for entry in entries)
+        return self._budget.worth_drafting(len(entries), keys)
 
     def _path(self, sequence: SequenceState, depth: int) -> Continuation:
         if not self.lookup_enabled:
@@ -128,16 +142,9 @@ class Drafting:
         return self.lookup.propose(sequence, min(depth, self.max_nodes - 1))
 
     def _strong(self, path: Continuation) -> bool:
-        """Whether a path alone fills the free rows with likely candidates."""
-        needed = min(self.max_nodes, self._free_rows) - 1
+        """Whether a path alone gives enough likely candidates."""
+        needed = min(self.max_nodes - 1, STRONG_CANDIDATES)
         return 0 < needed <= len(path.values) and path.values[needed - 1] >= STRONG
-
-    def _worth(self, tree: DraftTree) -> DraftTree:
-        """Without the nodes beyond the free rows that are not worth a row."""
-        size = len(tree)
-        while size > self._free_rows and tree.values[size - 1] < WORTH:
-            size -= 1
-        return tree if size == len(tree) else tree.prefix(size)
 
     def _draft_sampled(self, sequence: SequenceState, hidden: Tensor, depth: int) -> None:
         def choose(logits: Tensor, path: tuple[int, ...], count: int) -> SiblingChoice:
@@ -168,18 +175,15 @@ class Drafting:
         for siblings in BRANCHING[: min(depth, self.drafter.max_depth)]:
             width *= siblings
             value *= SAMPLED_ACCEPTANCE
-            limit = self.max_nodes if value >= WORTH else min(self.max_nodes, self._free_rows)
-            if nodes + width > limit:
+            if nodes + width > self.max_nodes or value < _WORTH_SAMPLING:
                 break
             nodes += width
             levels.append(siblings)
         return tuple(levels)
 
 
-def row_costs(runner: ModelRunner) -> tuple[int, int]:
-    """Of this device: most nodes of a tree by default, and how many of them are free."""
+def default_max_nodes(runner: ModelRunner) -> int:
+    """Most nodes of a tree on this device, root included."""
     if runner.device.type == "cuda":
-        return NODES_CUDA, NODES_CUDA
-    if isinstance(runner.output_head, PackedLinear):
-        return NODES_PACKED, FREE_ROWS
-    return NODES_MATRIX_UNITS, NODES_MATRIX_UNITS
+        return NODES_CUDA
+    return NODES_PACKED if isinstance(runner.output_head, PackedLinear) else NODES_MATRIX_UNITS

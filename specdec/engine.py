@@ -7,9 +7,7 @@ commits what was accepted, and drafts the next trees. Not thread-safe: one threa
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -17,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdec.config import EngineSettings
 from specdec.detokenize import text_decoder
-from specdec.drafting import Drafting
+from specdec.drafting import Drafting, default_max_nodes
 from specdec.errors import IntegrityError, ModelNotFoundError, RequestError
 from specdec.heads.drafter import Drafter
 from specdec.heads.store import make_drafter
@@ -25,6 +23,8 @@ from specdec.model.resolve import resolve_model
 from specdec.model.runner import ModelRunner, StepOutput
 from specdec.outputs import EngineStats, RequestOutput
 from specdec.params import SamplingParams
+from specdec.phases import PhaseClock
+from specdec.policy.budget import Budget, UnlimitedBudget
 from specdec.policy.pages import PageAllocator
 from specdec.policy.plan import CommitResult, Committed, StepPlan
 from specdec.policy.scheduler import Scheduler, SchedulerConfig
@@ -32,7 +32,8 @@ from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.stop import StopChecker
 from specdec.policy.tree import DraftTree
 from specdec.policy.verdict import Verdict
-from specdec.requests import check_request, count_step, request_stats
+from specdec.requests import check_request, count_step, learn_step, request_stats
+from specdec.timing import measured_budget
 from specdec.verify import VerifyInput, verify_batch
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,10 @@ class Engine:
         drafter: the source of candidates.
         settings: limits and switches; the model itself is already loaded.
         model_folder: where the model came from.
+        budget: shares out the rows of a step; None takes all that fit.
 
     Attributes:
+        budget: as given.
         on_committed: told after each step what was committed, with the step's final-norm
             hidden states ``[R, H]`` float32 (rows as :class:`Committed` counts them). It must
             not keep or change what it is given.
@@ -63,6 +66,7 @@ class Engine:
         drafter: Drafter,
         settings: EngineSettings,
         model_folder: Path | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.runner = runner
         self.settings = settings
@@ -70,7 +74,10 @@ class Engine:
         self.max_model_length = runner.max_length
         self._tokenizer = tokenizer
         self._decode = None if tokenizer is None else text_decoder(tokenizer)
-        self.drafting = Drafting(drafter, settings.speculation, runner)
+        self.budget: Budget = budget or UnlimitedBudget()
+        self.drafting = Drafting(
+            drafter, settings.speculation, default_max_nodes(runner), self.budget
+        )
         pool = runner.pool
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -82,8 +89,10 @@ class Engine:
                 max_model_length=runner.max_length,
             ),
             PageAllocator(pool.num_pages, pool.page_size),
+            budget=self.budget,
         )
         self.stats = EngineStats()
+        self._clock = PhaseClock(self.stats.phase_s)
         self._pending: list[RequestOutput] = []
 
     @classmethod
@@ -100,7 +109,10 @@ class Engine:
         drafter = make_drafter(
             heads, runner.model, settings.model, settings.speculation.tree, runner.hidden_states
         )
-        return cls(runner, tokenizer, drafter, settings, folder)
+        budget = None
+        if settings.speculation.budget == "measured":
+            budget = measured_budget(runner, drafter, settings)
+        return cls(runner, tokenizer, drafter, settings, folder, budget)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -173,17 +185,19 @@ class Engine:
         Raises:
             IntegrityError: pages and owners disagree; the engine must not go on.
         """
-        with self._phase("schedule"):
+        self._clock.start_step()
+        with self._clock.phase("schedule"):
             plan = self.scheduler.schedule()
         if plan.segments:
-            with self._phase("forward"):
+            with self._clock.phase("forward"):
                 output = self.runner.run(plan)
-            with self._phase("verify"):
+            with self._clock.phase("verify"):
                 verdicts = self._verify(plan, output)
-            with self._phase("commit"):
+            with self._clock.phase("commit"):
                 result = self.scheduler.commit(plan, verdicts)
                 self.runner.pool.move(result.moves.source_slots, result.moves.target_slots)
-            with self._phase("draft"):
+            learn_step(self.budget, plan, verdicts, sum(self._clock.last.values()))
+            with self._clock.phase("draft"):
                 self.drafting.draft(result.committed, output.hidden, self.scheduler.draft_depth)
             if self.on_committed is not None and result.committed:
                 self.on_committed(result.committed, output.hidden)
@@ -255,12 +269,3 @@ class Engine:
         return RequestOutput(
             sequence.request_id, tokens, reason, sequence.error, request_stats(sequence)
         )
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            seconds = self.stats.phase_s
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

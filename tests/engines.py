@@ -25,7 +25,10 @@ from specdec.model.runner import ModelRunner
 from specdec.noise import uniform
 from specdec.outputs import RequestOutput
 from specdec.params import SamplingParams
+from specdec.policy.budget import Budget
 from specdec.policy.tree import DraftTree
+from specdec.timing import measured_budget
+from tests.policy.budgets import AnyBudget
 
 Choose = Callable[[Tensor, tuple[int, ...]], SiblingChoice]
 
@@ -47,7 +50,11 @@ class ScriptedDrafter:
     rng: random.Random = field(default_factory=lambda: random.Random(5))
 
     def draft(
-        self, hidden: Tensor, contexts: Sequence[Sequence[int]], sizes: Sequence[int]
+        self,
+        hidden: Tensor,
+        contexts: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        least: float = 0.0,
     ) -> list[DraftTree]:
         """A random tree around the true continuation (or around none)."""
         assert len(hidden) == len(contexts)
@@ -108,8 +115,12 @@ def tiny_engine(
     max_sequences: int = 16,
     max_nodes: int = 7,
     lookup: bool = False,
+    budget: str = "unlimited",
 ) -> Engine:
-    """An engine without tokenizer around ``model``."""
+    """An engine without tokenizer around ``model``.
+
+    ``budget``: ``unlimited``, ``measured`` as in production, or ``random`` (:class:`AnyBudget`).
+    """
     settings = EngineSettings(
         dtype="float32",
         kv=KvSettings(page_size=page_size, pages=pages),
@@ -119,7 +130,12 @@ def tiny_engine(
         speculation=SpeculationSettings(max_nodes=max_nodes, lookup=lookup),
     )
     runner = ModelRunner(model, settings.kv)
-    return Engine(runner, None, drafter, settings)  # type: ignore[arg-type]
+    chosen: Budget | None = None
+    if budget == "measured":
+        chosen = measured_budget(runner, drafter, settings)  # type: ignore[arg-type]
+    elif budget == "random":
+        chosen = AnyBudget()
+    return Engine(runner, None, drafter, settings, budget=chosen)  # type: ignore[arg-type]
 
 
 def run_all(

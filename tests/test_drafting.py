@@ -1,13 +1,12 @@
 """Which source is asked, and what of it becomes the next tree.
 
 What these catch: heads that run although lookup is sure, nodes that can never be committed,
-rows that are not worth their price, lookup in the tree of a sampled draft, where it would
+heads that the budget left out, lookup in the tree of a sampled draft, where it would
 change the distribution.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -15,16 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec import drafting
 from specdec.config import SpeculationSettings
-from specdec.drafting import FREE_ROWS, NODES_PACKED, WORTH, Drafting
+from specdec.drafting import NODES_PACKED, STRONG_CANDIDATES, Drafting
 from specdec.heads.drafter import Drafter, NullDrafter, SampledDraft
-from specdec.model.runner import ModelRunner
 from specdec.params import SamplingParams
+from specdec.policy.budget import Budget, UnlimitedBudget
 from specdec.policy.plan import Committed
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.stop import StopChecker
-from specdec.policy.suffix import PRIOR_RATES
 from specdec.policy.tree import DraftTree
 
 REPEATS = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 4
@@ -40,7 +37,11 @@ class OneToken:
         self.branching: list[tuple[int, ...]] = []
 
     def draft(
-        self, hidden: Tensor, contexts: Sequence[Sequence[int]], sizes: Sequence[int]
+        self,
+        hidden: Tensor,
+        contexts: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        least: float = 0.0,
     ) -> list[DraftTree]:
         assert len(hidden) == len(contexts)
         self.asked += [int(row[0]) for row in hidden]
@@ -56,14 +57,26 @@ class OneToken:
         return SampledDraft(DraftTree((context[-1], 99), (-1, 0), (0, 1), (1.0, 0.5)), hidden)
 
 
-@pytest.fixture(autouse=True)
-def _packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "row_costs", lambda runner: (NODES_PACKED, FREE_ROWS))
+class NoHeads(UnlimitedBudget):
+    """Says that the heads do not pay, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def worth_drafting(self, sequences: int, keys: int) -> bool:
+        return False
+
+    def drafted(self, sequences: int, seconds: float) -> None:
+        self.told.append(sequences)
 
 
-def new_drafting(drafter: object, **settings: Any) -> Drafting:
-    runner = cast(ModelRunner, None)
-    return Drafting(cast(Drafter, drafter), SpeculationSettings(**settings), runner)
+def new_drafting(drafter: object, budget: Budget | None = None, **settings: Any) -> Drafting:
+    return Drafting(
+        cast(Drafter, drafter),
+        SpeculationSettings(**settings),
+        NODES_PACKED,
+        budget or UnlimitedBudget(),
+    )
 
 
 def new_sequence(tokens: list[int], name: str = "a", **params: Any) -> SequenceState:
@@ -82,13 +95,10 @@ def draft(source: Drafting, *sequences: SequenceState, depth: int = 30) -> list[
 def test_both_sources_are_merged() -> None:
     source = new_drafting(OneToken())
     (tree,) = draft(source, new_sequence([1, 2, 3, 1]))  # match of one token: 2, then 3
-    assert tree == DraftTree((1, 99, 2, 99, 3, 99), (-1, 0, 0, 1, 2, 3), *rest(tree))
-    assert tree.values == pytest.approx((1.0, 0.4, 0.25, 0.2, 0.125, 0.1))
-
-
-def rest(tree: DraftTree | None) -> tuple[tuple[int, ...], tuple[float, ...]]:
     assert tree is not None
-    return tree.depths, tree.values
+    assert tree.tokens[:6] == (1, 99, 2, 99, 3, 99)
+    assert tree.parents[:6] == (-1, 0, 0, 1, 2, 3)
+    assert tree.values[:6] == pytest.approx((1.0, 0.4, 0.25, 0.2, 0.125, 0.1))
 
 
 def test_heads_are_asked_only_where_lookup_is_not_sure() -> None:
@@ -102,21 +112,24 @@ def test_heads_are_asked_only_where_lookup_is_not_sure() -> None:
     trees = draft(source, unsure, sure, unknown)
     assert heads.asked == [0, 2]
     assert trees[1] is not None
-    assert trees[1].tokens[1:FREE_ROWS] == (1, 2, 3, 4, 5)
+    assert trees[1].tokens[1 : STRONG_CANDIDATES + 1] == (1, 2, 3, 4, 5)
     assert trees[2] is not None
     assert trees[2].tokens == (3, 99, 99, 99)
 
 
-def test_rows_beyond_the_free_ones_must_be_worth_it() -> None:
-    for tokens in (REPEATS, [1, 2, 3, 1, 2]):
-        (tree,) = draft(new_drafting(NullDrafter()), new_sequence(tokens))
-        assert tree is not None
-        assert FREE_ROWS <= len(tree) <= NODES_PACKED
-        assert all(value >= WORTH for value in tree.values[FREE_ROWS:])
+def test_the_budget_may_leave_the_heads_out() -> None:
+    heads, budget = OneToken(), NoHeads()
+    (tree,) = draft(new_drafting(heads, budget), new_sequence([1, 2, 3, 1]))
+    assert tree is not None
+    assert tree.tokens[:4] == (1, 2, 3, 1)
+    assert heads.asked == []
+    assert budget.told == [0]
+
+
+def test_trees_have_the_size_asked_for() -> None:
     (tree,) = draft(new_drafting(NullDrafter()), new_sequence(REPEATS))
     assert tree is not None
-    # values fall by the longest match's prior rate: as many as are worth a row
-    assert len(tree) == 1 + int(math.log(WORTH) / math.log(PRIOR_RATES[-1]))
+    assert len(tree) == NODES_PACKED
     (tree,) = draft(new_drafting(NullDrafter(), max_nodes=4), new_sequence(REPEATS))
     assert tree is not None
     assert tree.tokens == (9, 1, 2, 3)

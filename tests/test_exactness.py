@@ -63,6 +63,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "wide": ("random", {"max_nodes": 32, "token_budget": 512}),
     "lookup": ("none", {"lookup": True, "max_nodes": 12, "token_budget": 512}),
     "both": ("random", {"lookup": True, "pages": 36}),
+    "any budget": ("random", {"lookup": True, "budget": "random"}),
+    "measured": ("right", {"budget": "measured"}),
 }
 
 
@@ -88,9 +90,10 @@ def test_greedy_equals_generate(
     assert all(s is not None for s in stats)
     accepted = sum(s.accepted for s in stats if s)
     preemptions = sum(s.preemptions for s in stats if s)
-    if kind == "right":
+    if case == "right":
         assert engine.stats.tokens_per_round > 2.5
-    assert (accepted == 0) == (kind in ("off", "wrong"))
+    if case != "measured":  # on a tiny model drafts may not pay
+        assert (accepted == 0) == (kind in ("off", "wrong"))
     assert (preemptions > 0) == (case in ("preempted", "both"))
 
 
@@ -103,7 +106,7 @@ SAMPLED = (
 
 
 @pytest.mark.parametrize(
-    "case", ["plain", "random", "chunked", "preempted", "right", "lookup", "both"]
+    "case", ["plain", "random", "chunked", "preempted", "right", "lookup", "both", "any budget"]
 )
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2"])
 def test_sampled_equals_plain_decoding_with_that_seed(name: str, case: str) -> None:
@@ -121,7 +124,7 @@ def test_sampled_equals_plain_decoding_with_that_seed(name: str, case: str) -> N
     outputs = run_all(engine, requests)
     for key, tokens in expected.items():
         assert tokens_of(outputs[key]) == tokens, key
-    if kind == "right":
+    if case == "right":
         assert engine.stats.tokens_per_round > 2.5
 
 

@@ -55,7 +55,11 @@ class Drafter(Protocol):
         """Depth of the deepest node it may draft; 0 if it never drafts."""
 
     def draft(
-        self, hidden: Tensor, contexts: Sequence[Sequence[int]], sizes: Sequence[int]
+        self,
+        hidden: Tensor,
+        contexts: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        least: float = 0.0,
     ) -> list[DraftTree]:
         """Trees for the match and typical rules.
 
@@ -63,6 +67,7 @@ class Drafter(Protocol):
             hidden: ``[B, H]`` float32, final-norm state that each root was drawn from.
             contexts: per sequence its committed tokens; the last is the root.
             sizes: per sequence the most nodes, root included.
+            least: nothing below a node less likely than this is of use.
 
         Returns:
             Per sequence a tree of at most its size; values estimate the acceptance.
@@ -98,7 +103,11 @@ class NullDrafter:
         self._vocab_size = vocab_size
 
     def draft(
-        self, hidden: Tensor, contexts: Sequence[Sequence[int]], sizes: Sequence[int]
+        self,
+        hidden: Tensor,
+        contexts: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        least: float = 0.0,
     ) -> list[DraftTree]:
         """Roots alone."""
         return [DraftTree.root_only(context[-1]) for context in contexts]

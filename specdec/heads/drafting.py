@@ -58,7 +58,11 @@ class HeadsDrafter:
 
     @torch.inference_mode()
     def draft(
-        self, hidden: Tensor, contexts: Sequence[Sequence[int]], sizes: Sequence[int]
+        self,
+        hidden: Tensor,
+        contexts: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        least: float = 0.0,
     ) -> list[DraftTree]:
         """Trees for ``hidden`` ``[B, H]``; see :class:`specdec.heads.drafter.Drafter`."""
         trees = [DraftTree.root_only(context[-1]) for context in contexts]
@@ -66,8 +70,11 @@ class HeadsDrafter:
         if not rows:
             return trees
         state = self._begin(hidden[rows], [contexts[row] for row in rows])
-        grow = self._grow_paths if self.heads.path_dependent else self._grow_levels
-        grown = grow(state, [contexts[row][-1] for row in rows], [sizes[row] for row in rows])
+        roots, most = [contexts[row][-1] for row in rows], [sizes[row] for row in rows]
+        if self.heads.path_dependent:
+            grown = self._grow_paths(state, roots, most, max(least, self._least))
+        else:
+            grown = self._grow_levels(state, roots, most)
         for row, tree in zip(rows, grown, strict=True):
             trees[row] = tree
         return trees
@@ -113,7 +120,7 @@ class HeadsDrafter:
         return SampledDraft(tree, probabilities)
 
     def _grow_paths(
-        self, state: Tensor, roots: Sequence[int], sizes: Sequence[int]
+        self, state: Tensor, roots: Sequence[int], sizes: Sequence[int], least: float
     ) -> list[DraftTree]:
         """What follows a node depends on its path: one row per node followed."""
         growing = [self._new_tree(root, size) for root, size in zip(roots, sizes, strict=True)]
@@ -128,7 +135,7 @@ class HeadsDrafter:
             level = [
                 (row, node)
                 for row, tree in enumerate(growing)
-                for node in tree.frontier(self._frontier, self._least)
+                for node in tree.frontier(self._frontier, least)
             ]
             if not level:
                 break

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from specdec.heads.base import DraftHeads, LmHead
 from specdec.heads.sequential import GatedBlock, SequentialHeads
 from specdec.heads.target import Target
+from specdec.model.native.bytes import ByteRows
 from specdec.model.native.linear import BrainLinear
 from specdec.model.native.structs import HeadBlockStruct, HeadsStruct
 
@@ -38,10 +39,14 @@ def _layers(heads: SequentialHeads) -> list[nn.Module]:
 
 
 class NativeHeads(DraftHeads):
-    """The same heads, faster.
+    """The same heads, faster; what they propose is rounded a little.
 
     Args:
         heads: packed, attached to their base model.
+
+    Attributes:
+        output: the output rows that candidates are proposed by, in 8 bits; :meth:`logits`, from
+            which candidates are sampled, takes the full ones.
     """
 
     path_dependent = True
@@ -49,6 +54,7 @@ class NativeHeads(DraftHeads):
     def __init__(self, heads: SequentialHeads) -> None:
         super().__init__()
         first, following, out, lm_head, *inside = [cast(BrainLinear, x) for x in _layers(heads)]
+        self.output = ByteRows(lm_head.unpacked())
         self._kernels = first.kernels
         self.heads = heads
         self.depths, self.recent = heads.depths, heads.recent
@@ -64,7 +70,7 @@ class NativeHeads(DraftHeads):
             first=first.struct(),
             following=following.struct(),
             out=out.struct(),
-            lm_head=lm_head.struct(),
+            lm_head=self.output.struct(),
             blocks=(HeadBlockStruct * len(blocks))(*blocks),
             depth_bias=self._bias.data_ptr(),
             ones=cast(Tensor, self.ones).data_ptr(),
@@ -106,7 +112,7 @@ class NativeHeads(DraftHeads):
         shape = self.heads.shape
         tokens = torch.empty(rows, count, dtype=torch.int64)
         probabilities = torch.empty(rows, count)
-        scratch = torch.empty(rows * (shape.width + shape.hidden_size + self.width))
+        scratch = torch.empty(rows * (shape.width + 2 * shape.hidden_size + self.width + 1))
         state = state.contiguous()
         self._kernels.specdec_heads_propose(
             ctypes.byref(self._struct),

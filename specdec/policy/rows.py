@@ -4,22 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specdec.params import SamplingParams
+from specdec.policy.budget import Budget
 from specdec.policy.tree import DraftTree
 
 #: Chance that a sampled candidate is accepted, as far as may be known before it is drawn.
 SAMPLED_ACCEPTANCE = 0.5
 
 
-def estimates(tree: DraftTree, sampled: bool) -> Sequence[float]:
+def estimates(tree: DraftTree, params: SamplingParams, budget: Budget) -> Sequence[float]:
     """Per node the chance that the walk reaches it, as the sharing of rows may use it.
 
     Args:
         tree: whose nodes.
-        sampled: whether the rejection rule verifies it. Its candidates were drawn at random,
-            and whether one is tried must not depend on which token it is: to drop the
-            unlikely ones would bias what is emitted. Their depth alone counts.
+        params: of its sequence. Candidates of the rejection rule were drawn at random, and
+            whether one is tried must not depend on which token it is: to drop the unlikely
+            ones would bias what is emitted. Their depth alone counts.
+        budget: knows how often such candidates are accepted.
     """
-    return [SAMPLED_ACCEPTANCE**depth for depth in tree.depths] if sampled else tree.values
+    if params.acceptance == "rejection" and not params.greedy:
+        return [SAMPLED_ACCEPTANCE**depth for depth in tree.depths]
+    return budget.estimates(tree, params.greedy)
+
+
+def tree_sizes(
+    trees: Sequence[DraftTree],
+    params: Sequence[SamplingParams],
+    keys: int,
+    rows: int,
+    budget: Budget,
+) -> list[int]:
+    """Sizes to cut the trees of a step to, roots included.
+
+    Args:
+        trees: one per sequence.
+        params: of the sequences.
+        keys: their committed tokens, summed.
+        rows: most candidates in all.
+        budget: decides how many pay.
+    """
+    if not trees:
+        return []
+    values = [estimates(tree, p, budget) for tree, p in zip(trees, params, strict=True)]
+    chances = sorted((value for row in values for value in row[1:]), reverse=True)
+    return share_rows(values, budget.candidates(chances, len(trees), keys, rows))
 
 
 def share_rows(values: Sequence[Sequence[float]], rows: int) -> list[int]:

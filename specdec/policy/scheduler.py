@@ -19,6 +19,7 @@ from collections.abc import Sequence as Items
 from specdec.errors import QueueFullError, RequestError
 from specdec.outputs import FinishReason
 from specdec.policy.admission import check_request
+from specdec.policy.budget import Budget, UnlimitedBudget
 from specdec.policy.outcome import add_moves, check_verdict, take_tokens
 from specdec.policy.pages import PageAllocator
 from specdec.policy.plan import (
@@ -30,7 +31,7 @@ from specdec.policy.plan import (
     StepPlan,
 )
 from specdec.policy.roster import Roster
-from specdec.policy.rows import estimates, share_rows
+from specdec.policy.rows import tree_sizes
 from specdec.policy.sequence import Sequence, Status
 from specdec.policy.tree import DraftTree
 from specdec.policy.verdict import Verdict
@@ -50,9 +51,11 @@ class Scheduler:
         config: SchedulerConfig,
         allocator: PageAllocator,
         clock: Callable[[], float] = time.monotonic,
+        budget: Budget | None = None,
     ) -> None:
         self.config = config
         self.allocator = allocator
+        self._budget: Budget = budget or UnlimitedBudget()
         self._clock = clock
         self._slots = allocator.num_pages * allocator.page_size
         self._roster = Roster(allocator)
@@ -126,12 +129,18 @@ class Scheduler:
             Segment(s, len(s.tokens) - 1, tree.tokens, tree, True)
             for s, tree in zip(decodes, trees, strict=True)
         ]
-        rows -= sum(len(tree.tokens) for tree in trees) - len(trees)
+        rows -= sum(map(len, trees)) - len(trees)
+        left = rows
+        if prefills and rows > 0:
+            keys = sum(len(s) * len(t) for s, t in zip(decodes, trees, strict=True))
+            left = self._budget.prefill_rows(
+                sum(map(len, trees)), keys, prefills[0].computed, min(rows, wanted)
+            )
         for sequence in prefills:
-            length = min(self._chunk(sequence), rows)
+            length = min(self._chunk(sequence), left)
             if length == 0:
                 break
-            rows -= length
+            rows, left = rows - length, left - length
             start, end = sequence.computed, sequence.computed + length
             ends = end == len(sequence.tokens)
             segments.append(Segment(sequence, start, tuple(sequence.tokens[start:end]), None, ends))
@@ -220,11 +229,9 @@ class Scheduler:
         free pages rather than anyone preempted for it.
         """
         trees = [self._usable_draft(s) for s in decodes]
-        values = [
-            estimates(tree, s.params.acceptance == "rejection" and not s.params.greedy)
-            for s, tree in zip(decodes, trees, strict=True)
-        ]
-        for i, size in enumerate(share_rows(values, rows)):
+        keys = sum(map(len, decodes))
+        sizes = tree_sizes(trees, [s.params for s in decodes], keys, rows, self._budget)
+        for i, size in enumerate(sizes):
             if size > 1:
                 size = self._roster.hold_scratch(decodes[i], size)
             if size < len(trees[i].tokens):

@@ -7,6 +7,7 @@ candidates that were not sampled it also accepts as often as rejection sampling 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -41,7 +42,7 @@ def verify_match(inputs: Sequence[VerifyInput]) -> list[Verdict]:
 
 def _verify_greedy(inputs: Sequence[VerifyInput]) -> list[Verdict]:
     values, tokens = _likeliest(inputs)
-    drawn, usable = tokens.tolist(), values.isfinite().tolist()
+    drawn, usable = tokens.tolist(), list(map(math.isfinite, values.tolist()))
     verdicts = []
     first = 0
     for one in inputs:

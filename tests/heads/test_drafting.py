@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from specdec.heads.drafting import HeadsDrafter
 from specdec.heads.layouts import heads_from_tensors
 from specdec.heads.native import NativeHeads, accelerate
 from specdec.model.native.build import load_kernels
+from specdec.model.native.linear import BrainLinear
 from specdec.policy.shapes import static_tree
 from specdec.policy.tree import DraftTree
 from tests.heads.making import HIDDEN, VOCAB, original_tensors, small_sequential, small_target
@@ -188,17 +190,50 @@ def test_heads_on_our_own_kernels_propose_the_same(token_map: Tensor | None) -> 
     hidden = torch.randn(5, HIDDEN, generator=generator)
     known = torch.tensor([[0], [3], [7], [-1], [VOCAB - 1]])
     states, own = native.begin(hidden, known), packed.begin(hidden, known)
+    rows = native.output.unpacked()
+    torch.testing.assert_close(
+        rows, cast(BrainLinear, packed.lm_head(1).linear).unpacked(), rtol=0, atol=0.02
+    )
     for depth in range(1, native.depths + 1):
         torch.testing.assert_close(states, own, rtol=1e-4, atol=1e-5)
+        wanted = (packed.features(depth, own) @ rows.T).softmax(-1)
         for count in (1, 4, 10 * VOCAB):
             tokens, probabilities = native.propose(depth, states, count)
-            wanted, likelihood = packed.propose(depth, own, count)
-            torch.testing.assert_close(probabilities, likelihood, rtol=1e-4, atol=1e-6)
-            assert torch.equal(tokens[:, :3], wanted[:, :3])
+            assert tokens.shape == (5, min(count, native.width))
+            torch.testing.assert_close(
+                probabilities, wanted.gather(1, tokens), rtol=1e-2, atol=1e-5
+            )
+            likeliest = wanted.topk(tokens.shape[1], -1).values
+            torch.testing.assert_close(probabilities, likeliest, rtol=1e-2, atol=1e-5)
         if depth < native.depths:
             picked = torch.tensor([1, 2, 3, 4, 5])
             states = native.advance(depth, states, picked)
             own = packed.advance(depth, own, picked)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 31, 32, 33, 70])
+def test_output_rows_in_8_bits(width: int) -> None:
+    """Every number of rows and states that the kernel has a path of its own for."""
+    kernels = load_kernels(EngineSettings().cache_dir)
+    if kernels is None:
+        return
+    generator = torch.Generator().manual_seed(width)
+    map_of = torch.randint(VOCAB, (width,), generator=generator)
+    packed = pack_for_inference(small_sequential(token_map=map_of), torch.device("cpu"), kernels)
+    native = accelerate(packed)
+    assert isinstance(native, NativeHeads)
+    rows = native.output.unpacked()
+    for count in range(1, 10):
+        states = torch.randn(count, 16, generator=generator)
+        tokens, probabilities = native.propose(1, states, width)
+        wanted = (packed.features(1, states) @ rows.T).softmax(-1)
+        torch.testing.assert_close(probabilities, wanted.gather(1, tokens), rtol=1e-2, atol=1e-5)
+        assert torch.equal(tokens.sort(-1).values, torch.arange(width).expand(count, -1))
+    spoiled = states.clone()
+    spoiled[3, 5] = float("nan")
+    again, _ = native.propose(1, spoiled, width)
+    others = [i for i in range(len(states)) if i != 3]
+    assert torch.equal(again[others], tokens[others])
 
 
 def test_the_null_drafter_drafts_roots() -> None:

@@ -17,6 +17,7 @@ from specdec.policy.sequence import Sequence, Status
 from specdec.policy.stop import StopChecker
 from specdec.policy.tree import DraftTree, walk
 from specdec.policy.verdict import Verdict
+from tests.policy.budgets import AnyBudget
 from tests.policy.world import (
     EOS,
     VOCAB,
@@ -58,7 +59,10 @@ class Simulation:
         self.step_number = 0
         self.names = 0
         self.allocator = PageAllocator(world.num_pages, world.page_size)
-        self.scheduler = Scheduler(world.scheduler, self.allocator, lambda: float(self.step_number))
+        budget = AnyBudget(random.Random(self.seed)) if self.seed % 2 else None
+        self.scheduler = Scheduler(
+            world.scheduler, self.allocator, lambda: float(self.step_number), budget
+        )
         self.memory: Memory = [[0] * world.page_size for _ in range(world.num_pages)]
 
     def run(self, steps: int) -> None:

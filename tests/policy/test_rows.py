@@ -5,7 +5,9 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.policy.rows import estimates, share_rows
+from specdec.params import SamplingParams
+from specdec.policy.budget import UnlimitedBudget
+from specdec.policy.rows import estimates, share_rows, tree_sizes
 from specdec.policy.tree import DraftTree
 
 falling = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), max_size=4).map(
@@ -37,9 +39,17 @@ def test_the_tokens_of_a_sampled_draft_do_not_decide_its_size() -> None:
     shape = ((-1, 0, 0, 1), (0, 1, 1, 2))
     likely = DraftTree((1, 2, 3, 4), *shape, (1.0, 0.9, 0.8, 0.7))
     unlikely = DraftTree((1, 5, 6, 7), *shape, (1.0, 0.1, 0.3, 0.01))
-    assert estimates(likely, sampled=False) == likely.values
-    assert estimates(likely, sampled=True) == estimates(unlikely, sampled=True)
-    other = [1.0, 0.6, 0.3, 0.2]
+    match, rejection = (
+        SamplingParams(temperature=1.0, acceptance=rule) for rule in ("match", "rejection")
+    )
+    budget = UnlimitedBudget()
+    assert estimates(likely, match, budget) == likely.values
+    assert estimates(likely, rejection, budget) == estimates(unlikely, rejection, budget)
+    other = DraftTree((9, 9, 9, 9), (-1, 0, 1, 2), (0, 1, 2, 3), (1.0, 0.6, 0.3, 0.2))
     for rows in range(7):
-        sizes = [share_rows([estimates(t, sampled=True), other], rows) for t in (likely, unlikely)]
+        sizes = [
+            tree_sizes([tree, other], [rejection, match], 20, rows, budget)
+            for tree in (likely, unlikely)
+        ]
         assert sizes[0] == sizes[1]
+        assert sum(sizes[0]) == 2 + min(6, rows)

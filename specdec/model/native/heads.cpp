@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "bytes.h"
 #include "linear.h"
 #include "model.h"
 #include "vector.h"
@@ -18,7 +19,8 @@ struct HeadBlock {
 };
 
 struct Heads {
-  Linear first, following, out, lm_head;
+  Linear first, following, out;
+  ByteRows lm_head;
   const HeadBlock* blocks;
   const float* depth_bias;  // [depths, S]
   const float* ones;        // [max(S, H)]
@@ -62,7 +64,8 @@ extern "C" {
 // Sizes of the structs that structs.py repeats.
 int64_t specdec_struct_bytes(int64_t number) {
   const int64_t sizes[] = {sizeof(Linear),  sizeof(Layer), sizeof(Model),
-                           sizeof(Segment), sizeof(Step),  sizeof(Heads)};
+                           sizeof(Segment), sizeof(Step),  sizeof(Heads),
+                           sizeof(ByteRows)};
   return sizes[number];
 }
 
@@ -111,13 +114,15 @@ void specdec_heads_states(const Heads* heads, int64_t depth, int64_t rows, const
 }
 
 // The `count` likeliest rows of the draft vocabulary below each of `rows` states, with their
-// probabilities: [R, count] both. `scratch`: R * (S + H + vocabulary) floats.
+// probabilities: [R, count] both. `scratch`: R * (S + 2 * H + vocabulary + 1) floats.
 void specdec_heads_propose(const Heads* heads, int64_t rows, const float* states, int64_t count,
                            int64_t* tokens, float* probabilities, float* scratch, int64_t threads) {
   const Heads& h = *heads;
   float* normed = scratch;                      // [R, S]
   float* features = normed + rows * h.width;    // [R, H]
   float* logits = features + rows * h.hidden;   // [R, V']
+  float* scales = logits + rows * h.vocabulary; // [R]
+  int16_t* words = reinterpret_cast<int16_t*>(scales + rows);  // [R, H]
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
 #pragma omp for schedule(static)
@@ -125,7 +130,10 @@ void specdec_heads_propose(const Heads* heads, int64_t rows, const float* states
       rms_norm(states + r * h.width, h.ones, normed + r * h.width, h.width, h.eps);
     linear_share(h.out, normed, rows, features, h.hidden, false);
 #pragma omp barrier
-    linear_share(h.lm_head, features, rows, logits, h.vocabulary, false);
+#pragma omp for schedule(static)
+    for (long r = 0; r < rows; ++r)
+      scales[r] = to_words(features + r * h.hidden, h.hidden, words + r * h.hidden);
+    byte_share(h.lm_head, words, scales, rows, logits);
 #pragma omp barrier
 #pragma omp for schedule(static)
     for (long r = 0; r < rows; ++r)

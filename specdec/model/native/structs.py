@@ -86,6 +86,17 @@ class StepStruct(Structure):
     ]
 
 
+class ByteRowsStruct(Structure):
+    """Output rows in 8 bits."""
+
+    _fields_: ClassVar = [
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+    ]
+
+
 class HeadBlockStruct(Structure):
     """A gated block of draft heads."""
 
@@ -99,7 +110,7 @@ class HeadsStruct(Structure):
         ("first", LinearStruct),
         ("following", LinearStruct),
         ("out", LinearStruct),
-        ("lm_head", LinearStruct),
+        ("lm_head", ByteRowsStruct),
         ("blocks", POINTER(HeadBlockStruct)),
         ("depth_bias", c_void_p),
         ("ones", c_void_p),
@@ -120,4 +131,5 @@ STRUCTS: tuple[type[Structure], ...] = (
     SegmentStruct,
     StepStruct,
     HeadsStruct,
+    ByteRowsStruct,
 )
