@@ -12,7 +12,7 @@ PROMPTS ?= ../shared/data/train_prompts.jsonl.gz
 OUT ?= build/heads
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint check bench train-heads lock clean
+.PHONY: help setup serve test lint check bench bench-peers bench-load bench-batches bench-memory gpu-check train-heads lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,8 +44,29 @@ check: lint ## lint and the fast tests: what to run before a commit
 test: lint ## lint and all tests: what CI runs
 	$(BIN)/python -m pytest $(ARGS)
 
-bench: setup ## speed and exactness on the benchmark prompts
+bench: setup bench-peers ## the whole comparison: this engine, generate and vLLM (half an hour)
 	$(BIN)/python -m bench.generation $(ARGS)
+	$(BIN)/python -m bench.suite $(ARGS)
+
+bench-batches: setup ## speculation on against off at every load (two hours; ARGS narrows it)
+	$(BIN)/python -m bench.batches $(ARGS)
+
+bench-load: setup bench-peers ## the server under Poisson load, and vLLM's beside it
+	$(BIN)/python -m bench.load $(ARGS)
+
+bench-memory: setup ## resident memory over 2,000 requests
+	$(BIN)/python -m bench.memory $(ARGS)
+
+gpu-check: setup ## exactness and step times on this accelerator, with weights made from a config
+	$(BIN)/python -m bench.gpu_check $(ARGS)
+
+bench-peers: .venv-vllm/.installed .venv-guidellm/.installed ## vLLM and guidellm, each in its own environment
+
+.venv-%/.installed: bench/peers/%.txt
+	@echo "installing $*: some minutes, once"
+	$(PYTHON) -m venv --without-pip .venv-$*
+	$(PYTHON) -m pip --python .venv-$*/bin/python install --quiet --no-deps -r $<
+	touch $@
 
 train-heads: setup ## train draft heads for the default model on PROMPTS, into OUT
 	$(BIN)/specdec train-heads --prompts $(PROMPTS) --out $(OUT) $(ARGS)

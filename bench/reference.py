@@ -24,7 +24,7 @@ def generate_greedy(
     model: PreTrainedModel, prompt: list[int], count: int, streamer: BaseStreamer | None = None
 ) -> list[int]:
     """At most ``count`` tokens that ``generate`` answers, without the prompt."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     out = cast(GenerationMixin, model).generate(
         ids,
         attention_mask=torch.ones_like(ids),

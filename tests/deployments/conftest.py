@@ -14,8 +14,8 @@ with warnings.catch_warnings():  # what Ray warns of at import is Ray's
     import ray.serve
     import ray.serve.scripts  # noqa: F401
 
+from bench.server import Server, running_server
 from specdec.config import DEFAULT_MODEL
-from tests.deployments.server import Server, running_server
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deployments.server import Server
+from bench.server import Server
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from ray import serve
 
+from bench.server import ROOT
 from deployments.app import build_app
 from deployments.config import AppConfig
 from deployments.launcher import check_config, check_free, missing_gpus
 from specdec.config import DEFAULT_MODEL, validate_settings
 from specdec.errors import ConfigError
-from tests.deployments.server import ROOT
 
 
 def test_what_ships_is_valid() -> None:

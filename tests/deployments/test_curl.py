@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployments.server import Server
+from bench.server import Server
 
 pytestmark = pytest.mark.slow
 

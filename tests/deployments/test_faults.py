@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deployments.server import Server, processes_of
+from bench.server import Server, processes_of
 from tests.deployments.test_load import wait_for_rest
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.deployments.server import Server
+from bench.server import Server
 
 pytestmark = pytest.mark.slow
 

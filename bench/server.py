@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
@@ -76,6 +76,11 @@ def running_server(changes: Mapping[str, Mapping[str, Any]], model: str) -> Iter
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], log_path: Path) -> None:
+    """Until its console says so.
+
+    Raises:
+        AssertionError: it ended, or took too long; with the end of the console.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while "specdec ready in" not in log_path.read_text():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -118,6 +123,7 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def free_port() -> int:
+    """A port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -125,5 +131,6 @@ def free_port() -> int:
 
 
 def get(url: str) -> tuple[int, bytes]:
+    """Status and body of a GET."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         return answer.status, answer.read()

@@ -1,0 +1,265 @@
+"""The served engine under load: guidellm's Poisson arrivals over HTTP, and a long prompt that
+arrives among running streams; vLLM's server under the same load beside it.
+
+    python -m bench.load --seconds 120
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from openai import OpenAI
+
+from bench.common import RESULTS, ROOT, Figure, load_prompts, report, table, write_results
+from bench.peer import VENV, vllm_environment
+from bench.server import free_port, running_server
+from specdec.config import DEFAULT_MODEL, EngineSettings
+from specdec.model.resolve import resolve_model
+
+GUIDELLM = ROOT / ".venv-guidellm"
+#: Share of its own capacity that an engine is loaded with.
+SHARE = 0.7
+#: Words of the long prompt, of one token each or nearly.
+_LONG_WORDS = 3900
+_STREAMS = 3
+
+
+@dataclass(frozen=True)
+class Load:
+    """What guidellm saw.
+
+    Attributes:
+        rate: requests per second that were completed.
+        tokens: output tokens per second.
+        per_token: milliseconds between tokens, per request: p50, p90, p99 over requests.
+        first: milliseconds to the first token, likewise.
+        failed: requests that ended with an error.
+    """
+
+    rate: float
+    tokens: float
+    per_token: tuple[float, float, float]
+    first: tuple[float, float, float]
+    failed: int
+
+
+def run_guidellm(
+    url: str, model: str, profile: str, seconds: int, prompts: Path, venv: Path
+) -> Load:
+    """One run of the load generator.
+
+    Raises:
+        FileNotFoundError: it is not installed.
+        RuntimeError: it failed; with what it said.
+    """
+    program = venv / "bin" / "guidellm"
+    if not program.exists():
+        raise FileNotFoundError(f"no guidellm in {venv}: run `make bench-peers`")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "report.json")
+        done = subprocess.run(
+            [
+                str(program),
+                "run",
+                "--backend",
+                f"kind=openai_http,target={url},model={model}",
+                "--profile",
+                profile,
+                "--data",
+                f"kind=json_file,path={prompts}",
+                "--constraint",
+                f"kind=max_duration,seconds={seconds}",
+                "--output",
+                f"kind=json,path={out}",
+                "--disable-console-interactive",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=seconds * 4 + 300,
+        )
+        if done.returncode or not out.exists():
+            raise RuntimeError(f"guidellm failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        metrics = json.loads(out.read_text())["benchmarks"][0]["metrics"]
+
+    def percentiles(name: str) -> tuple[float, float, float]:
+        found = metrics[name]["successful"]["percentiles"]
+        return found["p50"], found["p90"], found["p99"]
+
+    return Load(
+        metrics["requests_per_second"]["successful"]["mean"],
+        metrics["output_tokens_per_second"]["successful"]["mean"],
+        percentiles("inter_token_latency_ms"),
+        percentiles("time_to_first_token_ms"),
+        metrics["request_totals"]["errored"],
+    )
+
+
+def write_prompts(path: Path, tokens: int, longest: int, prompt_file: Path | None) -> None:
+    """Benchmark prompts for guidellm; ``longest`` in characters."""
+    prompts = [p.text for p in load_prompts(400, prompt_file) if len(p.text) <= longest]
+    lines = (json.dumps({"prompt": text, "output_tokens_count": tokens}) for text in prompts)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def measure_stall(url: str, model: str) -> tuple[float, float]:
+    """Pauses of running streams while a long prompt is computed.
+
+    Returns:
+        The longest pause and the usual one (median), in seconds between two chunks.
+    """
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    times: list[list[float]] = [[] for _ in range(_STREAMS)]
+
+    def stream(place: int) -> None:
+        chunks = client.completions.create(
+            model=model,
+            prompt=f"Chapter {place + 1}. Once upon a time",
+            max_tokens=400,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for _ in chunks:
+            times[place].append(time.perf_counter())
+
+    threads = [threading.Thread(target=stream, args=(place,)) for place in range(_STREAMS)]
+    for thread in threads:
+        thread.start()
+    while min(map(len, times)) < 20:
+        time.sleep(0.05)
+    started = time.perf_counter()
+    words = " ".join(f"word{i % 10}"[: 4 + i % 2] for i in range(_LONG_WORDS))
+    answer = client.completions.create(model=model, prompt=words, max_tokens=1)
+    ended = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    assert answer.usage is not None
+    print(f"long prompt: {answer.usage.prompt_tokens} tokens in {ended - started:.1f} s")
+    during = [b - a for row in times for a, b in pairwise(row) if started <= a and b <= ended]
+    usual = [b - a for row in times for a, b in pairwise(row) if b < started]
+    return max(during), median(usual)
+
+
+@contextmanager
+def vllm_server(model: Path, venv: Path, log: Path) -> Iterator[str]:
+    """VLLM's own server on a free port, for the time of the block."""
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                str(venv / "bin" / "vllm"),
+                *("serve", str(model), "--served-model-name", DEFAULT_MODEL),
+                *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64"),
+                *("--host", "127.0.0.1", "--port", str(port)),
+            ],
+            env=vllm_environment(venv),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(900):
+            if process.poll() is not None:
+                raise RuntimeError(f"vLLM did not start: see {log}")
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(1)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Run everything and print it."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    prompts = RESULTS / "load_prompts.jsonl"
+    write_prompts(prompts, options.tokens, options.longest, options.prompt_file)
+    loads: dict[str, Load] = {}
+    common = (DEFAULT_MODEL,)
+    with running_server({}, DEFAULT_MODEL) as server:
+        full = f"kind=throughput,max_concurrency={options.concurrency}"
+        loads["capacity"] = run_guidellm(
+            server.url, *common, full, options.seconds, prompts, options.guidellm
+        )
+        rate = SHARE * loads["capacity"].rate
+        poisson = f"kind=poisson,rate={rate:.3f}"
+        loads["poisson"] = run_guidellm(
+            server.url, *common, poisson, options.seconds, prompts, options.guidellm
+        )
+        longest, usual = measure_stall(server.url, DEFAULT_MODEL)
+    if not options.skip_vllm:
+        folder = resolve_model(DEFAULT_MODEL, EngineSettings().cache_dir)
+        with vllm_server(folder, options.vllm, RESULTS / "vllm server.log") as url:
+            loads["vllm, same load"] = run_guidellm(
+                url, *common, poisson, options.seconds, prompts, options.guidellm
+            )
+    served = loads["poisson"]
+    figures = {
+        "per_token_p99_over_p50": Figure(served.per_token[2] / served.per_token[0], 2.0, True),
+        "stall_in_usual_steps": Figure((longest - usual) / usual, 2.0, True),
+        "failed_requests": Figure(served.failed, 0, True),
+    }
+    rows = [
+        (
+            name,
+            f"{load.rate:.2f}",
+            f"{load.tokens:.0f}",
+            " / ".join(f"{value:.0f}" for value in load.per_token),
+            " / ".join(f"{value:.0f}" for value in load.first),
+            load.failed,
+        )
+        for name, load in loads.items()
+    ]
+    header = (
+        "load",
+        "requests/s",
+        "tokens/s",
+        "ms per token p50/p90/p99",
+        "first token, ms",
+        "failed",
+    )
+    print("\n" + table(header, rows))
+    print(f"\nlongest pause {longest * 1e3:.0f} ms, usually {usual * 1e3:.0f} ms")
+    print("\n" + report(figures))
+    details = {"loads": {name: vars(load) for name, load in loads.items()}, "rate": rate}
+    print("\nwrote", write_results(options.name, figures, details))
+    return 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=int, default=120, help="of each load")
+    parser.add_argument("--tokens", type=int, default=64, help="per answer")
+    parser.add_argument("--longest", type=int, default=3000, help="prompt, in characters")
+    parser.add_argument("--concurrency", type=int, default=32, help="at full load")
+    parser.add_argument("--prompt-file", type=Path)
+    parser.add_argument("--guidellm", type=Path, default=GUIDELLM, help="its virtual environment")
+    parser.add_argument("--vllm", type=Path, default=VENV, help="vLLM's virtual environment")
+    parser.add_argument("--skip-vllm", action="store_true")
+    parser.add_argument("--name", default="load", help="of the results file")
+    return measure(parser.parse_args())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,111 @@
+"""vLLM as an arm: a process in its own virtual environment (``make bench-peers``)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from threading import Thread
+
+from bench.arms import Answer, Ask
+from bench.common import ROOT
+
+VENV = ROOT / ".venv-vllm"
+#: Seconds that loading may take: it compiles.
+_LOADING = 900
+
+
+def vllm_environment(venv: Path) -> dict[str, str]:
+    """Variables under which vLLM is at its best here: left alone, it keeps one core of two free
+    and warns that its OpenMP library is not preloaded.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    values = {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+    }
+    openmp = venv / "lib" / "libiomp5.so"
+    if openmp.exists():
+        values["LD_PRELOAD"] = str(openmp)
+    return {**os.environ, **values}
+
+
+class VllmArm:
+    """vLLM's engine over a pipe.
+
+    Args:
+        model: folder.
+        draft_tokens: of its n-gram speculation; 0 decodes plainly.
+        threads: CPU threads it may use; None leaves the choice to it.
+        log: file for what it prints.
+        venv: its virtual environment.
+
+    Raises:
+        FileNotFoundError: its virtual environment is not there.
+        RuntimeError: it did not start; the log says why.
+    """
+
+    def __init__(self, model: Path, draft_tokens: int, log: Path, venv: Path = VENV) -> None:
+        python = venv / "bin" / "python"
+        if not python.exists():
+            raise FileNotFoundError(f"no vLLM in {python.parent.parent}: run `make bench-peers`")
+        self._log = log
+        self._folder = tempfile.TemporaryDirectory(prefix="specdec-bench-")
+        address = str(Path(self._folder.name, "pipe"))
+        listener = Listener(address, family="AF_UNIX")
+        script = str(ROOT / "bench" / "vllm_worker.py")
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [str(python), script, address, str(model), str(draft_tokens)],
+                env=vllm_environment(venv),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._connection = self._accept(listener)
+        if not self._connection.poll(_LOADING) or self._connection.recv() != "ready":
+            self.close()
+            raise RuntimeError(f"vLLM did not start in {_LOADING} s: see {log}")
+
+    def run(self, prompts: Sequence[list[int]], ask: Ask) -> list[Answer]:
+        """See :class:`bench.arms.Arm`."""
+        self._connection.send((list(prompts), asdict(ask)))
+        try:
+            return [Answer(times) for times in self._connection.recv()]
+        except EOFError as error:
+            raise RuntimeError(f"vLLM ended: see {self._log}") from error
+
+    def close(self) -> None:
+        """End it and all its processes."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        self._folder.cleanup()
+
+    def _accept(self, listener: Listener) -> Connection:
+        """The worker's connection, unless it ends first."""
+        accepted: list[Connection] = []
+
+        def accept() -> None:
+            accepted.append(listener.accept())
+
+        thread = Thread(target=accept, daemon=True)
+        thread.start()
+        for _ in range(_LOADING):
+            thread.join(1)
+            if accepted:
+                return accepted[0]
+            if self._process.poll() is not None:
+                break
+        self.close()
+        raise RuntimeError(f"vLLM did not start: see {self._log}")
