@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
@@ -17,7 +18,7 @@ from deployments.errors import ApiError, from_request_error, internal, invalid, 
 from deployments.formats import AnswerHead, ChatFormat, Format, TextFormat
 from deployments.generation import ChoicePlan, Generation
 from deployments.messages import GenerateRequest, WorkerInfo
-from deployments.responses import FinishReason
+from deployments.responses import FinishReason, Usage
 from deployments.sampling import of_choice, sampling_params
 from deployments.schema import ChatRequest, CompletionRequest, SamplingFields, parse_request
 from deployments.sse import DONE, EventStream, event
@@ -159,8 +160,20 @@ class CompletionApi:
         except BaseException:
             await generation.close()
             raise
-        usage = _include_usage(request)
+        usage = _UsageWanted(
+            _include_usage(request),
+            request.stream_options is not None
+            and bool(request.stream_options.continuous_usage_stats),
+        )
         return EventStream(_events(generation, form, len(plans), usage, head.id), generation.close)
+
+
+@dataclass(frozen=True)
+class _UsageWanted:
+    """Where a stream tells the usage: at its end, and if there, also in every chunk."""
+
+    at_end: bool
+    always: bool
 
 
 def _include_usage(request: SamplingFields) -> bool:
@@ -181,18 +194,22 @@ async def _whole(generation: Generation, form: Format, count: int) -> Response:
 
 
 async def _events(
-    generation: Generation, form: Format, count: int, include_usage: bool, request_id: str
+    generation: Generation, form: Format, count: int, wanted: _UsageWanted, request_id: str
 ) -> AsyncGenerator[bytes]:
     """Chunks, then ``[DONE]``; after an error its event, and nothing more."""
+
+    def running() -> Usage | None:
+        return generation.usage if wanted.at_end and wanted.always else None
+
     try:
         for index in range(count):
-            opening = form.opening(index)
+            opening = form.opening(index, running())
             if opening is not None:
                 yield event(opening)
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
-                yield event(form.chunk(piece))
-        if include_usage:
+                yield event(form.chunk(piece, running()))
+        if wanted.at_end:
             yield event(form.usage(generation.usage))
         yield DONE
     except ApiError as error:

@@ -33,11 +33,15 @@ class AnswerHead(BaseModel):
 class Format(Protocol):
     """Builds the bodies of one answer."""
 
-    def opening(self, index: int) -> BaseModel | None:
+    def opening(self, index: int, usage: Usage | None) -> BaseModel | None:
         """The chunk that comes before the first text of a choice, if any."""
 
-    def chunk(self, piece: Piece) -> BaseModel:
-        """The chunk of a piece. Text and end of a choice may come in one piece."""
+    def chunk(self, piece: Piece, usage: Usage | None) -> BaseModel:
+        """The chunk of a piece. Text and end of a choice may come in one piece.
+
+        Args:
+            usage: up to now, where every chunk is to have it.
+        """
 
     def usage(self, usage: Usage) -> BaseModel:
         """The chunk with the usage and no choices."""
@@ -53,14 +57,14 @@ class ChatFormat:
         self._head = {**head.model_dump(), "object": "chat.completion.chunk"}
         self._null_usage = {"usage": None} if include_usage else {}
 
-    def opening(self, index: int) -> ChatChunk:
+    def opening(self, index: int, usage: Usage | None) -> ChatChunk:
         """The role, and no text."""
-        return self._chunk(index, ChatDelta(role="assistant", content=""), None)
+        return self._chunk(index, ChatDelta(role="assistant", content=""), None, usage)
 
-    def chunk(self, piece: Piece) -> ChatChunk:
+    def chunk(self, piece: Piece, usage: Usage | None) -> ChatChunk:
         """The text as a delta."""
         delta = ChatDelta(content=piece.text) if piece.text else ChatDelta()
-        return self._chunk(piece.index, delta, piece.finish_reason)
+        return self._chunk(piece.index, delta, piece.finish_reason, usage)
 
     def usage(self, usage: Usage) -> ChatChunk:
         """See Format."""
@@ -82,9 +86,12 @@ class ChatFormat:
             usage=usage,
         )
 
-    def _chunk(self, index: int, delta: ChatDelta, reason: FinishReason | None) -> ChatChunk:
+    def _chunk(
+        self, index: int, delta: ChatDelta, reason: FinishReason | None, usage: Usage | None
+    ) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=reason)
-        return ChatChunk(**self._head, choices=[choice], **self._null_usage)
+        known = {"usage": usage} if usage is not None else self._null_usage
+        return ChatChunk(**self._head, choices=[choice], **known)
 
 
 class TextFormat:
@@ -94,15 +101,16 @@ class TextFormat:
         self._head = {**head.model_dump(), "object": "text_completion"}
         self._null_usage = {"usage": None} if include_usage else {}
 
-    def opening(self, index: int) -> None:
+    def opening(self, index: int, usage: Usage | None) -> None:
         """None: the first chunk has text."""
 
-    def chunk(self, piece: Piece) -> TextCompletion:
+    def chunk(self, piece: Piece, usage: Usage | None) -> TextCompletion:
         """The text."""
         choice = TextChoice(
             index=piece.index, text=piece.text, logprobs=None, finish_reason=piece.finish_reason
         )
-        return TextCompletion(**self._head, choices=[choice], **self._null_usage)
+        known = {"usage": usage} if usage is not None else self._null_usage
+        return TextCompletion(**self._head, choices=[choice], **known)
 
     def usage(self, usage: Usage) -> TextCompletion:
         """See Format."""

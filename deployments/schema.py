@@ -76,10 +76,13 @@ class StreamOptions(Body):
 
     Attributes:
         include_usage: end with a chunk that has the usage and no choices.
+        continuous_usage_stats: also put the usage up to then in every chunk, as vLLM does;
+            load generators ask for it. Without effect where ``include_usage`` is not true.
         include_obfuscation: OpenAI's padding against traffic analysis; without effect here.
     """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 

@@ -50,7 +50,7 @@ class BatchSettings(Settings):
     prefill_chunk: int = Field(256, ge=1)
     max_sequences: int = Field(64, ge=1)
     max_waiting: int = Field(1024, ge=1)
-    prefill_stall: float = Field(2.0, gt=0)
+    prefill_stall: float = Field(1.5, gt=0)
 
 
 class SpeculationSettings(Settings):

@@ -6,6 +6,7 @@ import argparse
 import secrets
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from specdec.config import EngineSettings, validate_settings
@@ -98,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
                 print()
                 if options.stats:
                     print_stats(output.stats, time.perf_counter() - started, params.seed)
+                    print_budget(engine.budget.describe())
     return 0
 
 
@@ -118,3 +120,13 @@ def print_stats(stats: RequestStats, seconds: float, seed: int) -> None:
         f"accepted by depth (of the rounds that offered one): {depths or '-'}",
     ):
         print(line, file=sys.stderr)
+
+
+def print_budget(known: Mapping[str, object]) -> None:
+    """What the draft budget went by, on stderr; nothing where it is unlimited."""
+    steps, drafts = known.get("step_ms"), known.get("draft_ms")
+    if not isinstance(steps, dict) or not isinstance(drafts, dict):
+        return
+    for name, costs in (("step, ms by rows", steps), ("draft, ms by sequences", drafts)):
+        print(f"{name}: " + ", ".join(f"{n}: {ms:.1f}" for n, ms in costs.items()), file=sys.stderr)
+    print(f"steps without the heads' drafts: {known['skipped_drafts']}", file=sys.stderr)
