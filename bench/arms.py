@@ -83,7 +83,7 @@ def tokens_per_round(answers: Sequence[Answer]) -> float:
 
 @dataclass(frozen=True)
 class EngineArm:
-    """Our engine, driven as its server drives it."""
+    """Our engine, stepped in this process: without the server's and any other process's share."""
 
     engine: Engine
     speculation: bool

@@ -59,7 +59,13 @@ SIZES: dict[str, dict[str, int]] = {
 def save_model(size: str, folder: Path) -> None:
     """Seeded weights, scaled up so that answers vary and the best two logits lie apart."""
     config = LlamaConfig.from_dict(
-        {**SIZES[size], "eos_token_id": None, "bos_token_id": None, "initializer_range": 0.05}
+        {
+            **SIZES[size],
+            "eos_token_id": None,
+            "bos_token_id": None,
+            "initializer_range": 0.05,
+            "tie_word_embeddings": True,
+        }
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -151,10 +157,11 @@ def check(options: argparse.Namespace, size: str, folder: Path) -> int:
 
     engine = make_engine(folder, "bfloat16", options.device)
     served = load_reference(folder, "bfloat16").to(device)  # type: ignore[arg-type]
-    speed = bandwidth(device, 0.1 if options.small else 1.0)
+    # large enough on CUDA that launching and waiting do not count
+    speed = bandwidth(device, 0.1 if options.small else 16.0 if device.type == "cuda" else 1.0)
     weights = sum(p.nbytes for p in served.parameters()) / 2**30
     floor = weights / speed
-    points = measure_steps(engine.runner).step.points()
+    points = measure_steps(engine.runner).rows.points()
     rows = [(n, f"{s * 1e3:.2f}", f"{s / floor:.1f}") for n, s in points.items()]
     print(f"\nweights {weights:.2f} GiB at {speed:.0f} GiB/s: {floor * 1e3:.2f} ms\n")
     print(table(("rows", "step, ms", "x weights' reading"), rows))

@@ -23,7 +23,7 @@ from statistics import median
 from openai import OpenAI
 
 from bench.common import RESULTS, ROOT, Figure, load_prompts, report, table, write_results
-from bench.peer import VENV, vllm_environment
+from bench.peer import VENV, end_group, vllm_environment
 from bench.server import free_port, running_server
 from specdec.config import DEFAULT_MODEL, EngineSettings
 from specdec.model.resolve import resolve_model
@@ -121,17 +121,21 @@ def measure_stall(url: str, model: str) -> tuple[float, float]:
     """
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     times: list[list[float]] = [[] for _ in range(_STREAMS)]
+    done = threading.Event()
 
     def stream(place: int) -> None:
         chunks = client.completions.create(
             model=model,
             prompt=f"Chapter {place + 1}. Once upon a time",
-            max_tokens=400,
+            max_tokens=4000,
             stream=True,
             extra_body={"ignore_eos": True},
         )
         for _ in chunks:
             times[place].append(time.perf_counter())
+            if done.is_set():
+                chunks.close()
+                break
 
     threads = [threading.Thread(target=stream, args=(place,)) for place in range(_STREAMS)]
     for thread in threads:
@@ -142,11 +146,14 @@ def measure_stall(url: str, model: str) -> tuple[float, float]:
     words = " ".join(f"word{i % 10}"[: 4 + i % 2] for i in range(_LONG_WORDS))
     answer = client.completions.create(model=model, prompt=words, max_tokens=1)
     ended = time.perf_counter()
+    done.set()
     for thread in threads:
         thread.join()
     assert answer.usage is not None
+    if min(row[-1] for row in times) < ended:
+        raise RuntimeError("a stream ended before the long prompt did: nothing was measured")
     print(f"long prompt: {answer.usage.prompt_tokens} tokens in {ended - started:.1f} s")
-    during = [b - a for row in times for a, b in pairwise(row) if started <= a and b <= ended]
+    during = [b - a for row in times for a, b in pairwise(row) if started < b and a < ended]
     usual = [b - a for row in times for a, b in pairwise(row) if b < started]
     during.sort()
     print(
@@ -171,6 +178,7 @@ def vllm_server(model: Path, venv: Path, log: Path) -> Iterator[str]:
             env=vllm_environment(venv),
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -182,14 +190,11 @@ def vllm_server(model: Path, venv: Path, log: Path) -> Iterator[str]:
                 break
             except OSError:
                 time.sleep(1)
+        else:
+            raise RuntimeError(f"vLLM was not ready in time: see {log}")
         yield url
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_group(process)
 
 
 def measure(options: argparse.Namespace) -> int:
@@ -213,6 +218,9 @@ def measure(options: argparse.Namespace) -> int:
     if not options.skip_vllm:
         folder = resolve_model(DEFAULT_MODEL, EngineSettings().cache_dir)
         with vllm_server(folder, options.vllm, RESULTS / "vllm server.log") as url:
+            loads["vllm, capacity"] = run_guidellm(
+                url, *common, full, options.seconds, prompts, options.guidellm
+            )
             loads["vllm, same load"] = run_guidellm(
                 url, *common, poisson, options.seconds, prompts, options.guidellm
             )

@@ -39,7 +39,7 @@ def measure(options: argparse.Namespace) -> int:
     for tensor in (pool.keys, pool.values):  # all of the pool is resident from the start
         tensor.zero_()
     rng = random.Random(0)
-    settled = loaded = resident_gib()
+    settled, loaded = 0.0, resident_gib()
     left = options.requests
     running = 0
     with tqdm(total=options.requests, unit="request") as progress:
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> int:
                 if output.finished:
                     running -= 1
                     progress.update()
-            if number - running == min(_SETTLED, options.requests):
+            if not settled and number - running >= min(_SETTLED, options.requests):
                 gc.collect()
                 settled = resident_gib()
     engine.check_integrity()

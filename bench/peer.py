@@ -36,6 +36,17 @@ def vllm_environment(venv: Path) -> dict[str, str]:
     return {**os.environ, **values}
 
 
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
 class VllmArm:
     """vLLM's engine over a pipe.
 
@@ -68,10 +79,15 @@ class VllmArm:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._connection = self._accept(listener)
-        if not self._connection.poll(_LOADING) or self._connection.recv() != "ready":
+        with listener:
+            self._connection = self._accept(listener)
+        try:
+            ready = self._connection.poll(_LOADING) and self._connection.recv() == "ready"
+        except EOFError:
+            ready = False
+        if not ready:
             self.close()
-            raise RuntimeError(f"vLLM did not start in {_LOADING} s: see {log}")
+            raise RuntimeError(f"vLLM did not start: see {log}")
 
     def run(self, prompts: Sequence[list[int]], ask: Ask) -> list[Answer]:
         """See :class:`bench.arms.Arm`."""
@@ -83,13 +99,7 @@ class VllmArm:
 
     def close(self) -> None:
         """End it and all its processes."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        end_group(self._process)
         self._folder.cleanup()
 
     def _accept(self, listener: Listener) -> Connection:

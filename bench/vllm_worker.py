@@ -39,7 +39,7 @@ async def answer(
 
 
 async def serve(connection: Connection, model: str, draft_tokens: int) -> None:
-    """Load, then answer until told to stop."""
+    """Load, then answer until the benchmark ends."""
     speculation = {
         "method": "ngram",
         "num_speculative_tokens": draft_tokens,
@@ -59,8 +59,11 @@ async def serve(connection: Connection, model: str, draft_tokens: int) -> None:
     connection.send("ready")
     count = 0
     loop = asyncio.get_running_loop()
-    while (job := await loop.run_in_executor(None, connection.recv)) is not None:
-        prompts, ask = job
+    while True:  # until the other end hangs up
+        try:
+            prompts, ask = await loop.run_in_executor(None, connection.recv)
+        except EOFError:
+            break
         started = time.perf_counter()
         answers = []
         for prompt in prompts:

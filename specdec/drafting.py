@@ -13,11 +13,11 @@ from specdec.config import SpeculationSettings
 from specdec.heads.drafter import Drafter, SiblingChoice
 from specdec.model.linear import PackedLinear
 from specdec.model.runner import ModelRunner
-from specdec.policy.budget import Budget
+from specdec.policy.budget import Budget, Source
 from specdec.policy.lookup import Continuation, PromptLookup
 from specdec.policy.merge import merge_path
 from specdec.policy.plan import Committed
-from specdec.policy.rows import SAMPLED_ACCEPTANCE
+from specdec.policy.rows import SAMPLED_ACCEPTANCE, drawn_at_random
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.tree import DraftTree
 from specdec.sampling import RowHistory, process_logits
@@ -34,6 +34,9 @@ NODES_PACKED, NODES_MATRIX_UNITS, NODES_CUDA = 16, 32, 64
 #: Where lookup alone gives this many candidates of at least this chance, the heads are left
 #: out: what they would add is rarely reached.
 STRONG_CANDIDATES, STRONG = 5, 0.5
+#: Running sequences up to which candidates are drawn for the rejection rule: one sequence after
+#: the other, and a text may depend on their number, so no measured time may decide it.
+SAMPLED_STREAMS = 8
 #: Chance from which on a level of sampled siblings is drawn.
 _WORTH_SAMPLING = 0.2
 
@@ -84,16 +87,18 @@ class Drafting:
         """
         if not self._enabled:
             return
+        going_on = [entry for entry in committed if entry.sequence.finish_reason is None]
         together: list[Committed] = []
-        for entry in committed:
+        for entry in going_on:
             sequence = entry.sequence
-            if sequence.finish_reason is not None or depth_left(sequence) == 0:
+            if depth_left(sequence) == 0:
                 continue
-            if sequence.params.acceptance != "rejection" or sequence.params.greedy:
+            if not drawn_at_random(sequence.params):
                 together.append(entry)
-            elif self.drafter.max_depth > 0:
+            elif self.drafter.max_depth > 0 and len(going_on) <= SAMPLED_STREAMS:
                 self._draft_sampled(sequence, hidden[entry.logits_row], depth_left(sequence))
-        self._draft_likeliest(together, hidden, [depth_left(e.sequence) for e in together])
+        depths = [depth_left(entry.sequence) for entry in together]
+        self._draft_likeliest(together, hidden, depths, going_on)
 
     def probabilities(self, sequence: SequenceState, tree: DraftTree | None) -> Tensor | None:
         """Per node of ``tree`` the distribution its children were drawn from, ``[N, V]``;
@@ -108,33 +113,38 @@ class Drafting:
         self.lookup.forget(sequence)
 
     def _draft_likeliest(
-        self, entries: Sequence[Committed], hidden: Tensor, depths: Sequence[int]
+        self,
+        entries: Sequence[Committed],
+        hidden: Tensor,
+        depths: Sequence[int],
+        roots: Sequence[Committed],
     ) -> None:
-        """Trees for the match and typical rules, of all sources."""
+        """Trees for the match and typical rules, of all sources, in a step with ``roots``."""
         paths = [self._path(e.sequence, depth) for e, depth in zip(entries, depths, strict=True)]
         trees = [DraftTree.root_only(entry.sequence.tokens[-1]) for entry in entries]
         asked = [i for i, path in enumerate(paths) if not self._strong(path)]
         started = time.perf_counter()
-        if self._heads_pay(entries) and asked:
+        source = self._source(bool(asked), roots)
+        if source is Source.HEADS:
             drafted = self.drafter.draft(
                 hidden[[entries[i].logits_row for i in asked]],
                 [entries[i].sequence.tokens for i in asked],
                 [self.max_nodes] * len(asked),
-                self._budget.least(len(entries)),
+                self._budget.least(len(roots)),
             )
-            self._budget.drafted(len(asked), time.perf_counter() - started)
             for i, tree in zip(asked, drafted, strict=True):
                 trees[i] = tree.limit_depth(depths[i])
-        else:
-            self._budget.drafted(0, 0.0)
+        self._budget.drafted(source, len(asked), time.perf_counter() - started)
         for entry, tree, path in zip(entries, trees, paths, strict=True):
             entry.sequence.draft = merge_path(tree, path.tokens, path.values, self.max_nodes)
 
-    def _heads_pay(self, entries: Sequence[Committed]) -> bool:
-        if not entries or self.drafter.max_depth == 0:
-            return False
-        keys = sum(len(entry.sequence) for entry in entries)
-        return self._budget.worth_drafting(len(entries), keys)
+    def _source(self, asked: bool, roots: Sequence[Committed]) -> Source:
+        """Whether the heads draft for the coming step, and what that says of them."""
+        if not asked or self.drafter.max_depth == 0:
+            return Source.NEITHER
+        keys = sum(len(entry.sequence) for entry in roots)
+        pays = self._budget.worth_drafting(len(roots), keys)
+        return Source.HEADS if pays else Source.LOOKUP
 
     def _path(self, sequence: SequenceState, depth: int) -> Continuation:
         if not self.lookup_enabled:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specdec.errors import ContextLengthError, RequestError
 from specdec.outputs import EngineStats, RequestStats
 from specdec.params import SamplingParams
-from specdec.policy.budget import Budget
+from specdec.policy.budget import Budget, StepSeen
 from specdec.policy.plan import CommitResult, StepPlan
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.verdict import Verdict
@@ -67,19 +67,21 @@ def learn_step(
     budget: Budget, plan: StepPlan, verdicts: Sequence[Verdict | None], seconds: float
 ) -> None:
     """Tell the budget how long a step took, drafting left out, and what its trees gave."""
-    rows = keys = prefill = prefill_keys = 0
+    rows = decodes = keys = prefill = prefill_keys = committed = 0
     for segment, verdict in zip(plan.segments, verdicts, strict=True):
         count = len(segment.tokens)
         if segment.tree is None:
             prefill += count
             prefill_keys += count * segment.start
             continue
-        rows += count
-        keys += count * segment.start
+        rows, decodes, keys = rows + count, decodes + 1, keys + count * segment.start
         params = segment.sequence.params
-        if verdict is not None and verdict.error is None and params.acceptance == "match":
+        if verdict is None or verdict.error is not None:
+            continue
+        committed += len(verdict.nodes)
+        if params.acceptance == "match":
             budget.learn_verdict(segment.tree, verdict.nodes, params.greedy)
-    budget.learn(rows, keys, prefill, prefill_keys, seconds)
+    budget.learn(StepSeen(rows, decodes, keys, prefill, prefill_keys, committed, seconds))
 
 
 def request_stats(sequence: SequenceState) -> RequestStats:

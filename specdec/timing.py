@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -14,54 +13,42 @@ from specdec.heads.drafter import Drafter
 from specdec.model.kv import KvPool
 from specdec.model.runner import ModelRunner
 from specdec.model.segment_rows import SegmentRows
-from specdec.policy.budget import MeasuredBudget
-from specdec.policy.cost import CostCurve
+from specdec.policy.cost import CostCurve, StepCost
+from specdec.policy.measured import MeasuredBudget
 from specdec.policy.tree import DraftTree
 
 #: Rows of the steps that are timed.
-ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 #: Sequences of the drafts that are timed.
 SEQUENCES = (1, 4, 16)
 #: Context of the step that shows what a key costs.
 _CONTEXT = 768
 _CHUNK = 32
-#: Seconds after which no larger size is timed; the curves go on in a straight line.
+#: Seconds after which no further size is timed, two apart: curves go on in a straight line.
 _PATIENCE = 3.0
+#: The best of this many counts, fewer where that takes longer than a second.
 _REPEATS = 3
 
 
-@dataclass(frozen=True)
-class StepCosts:
-    """What was measured.
-
-    Attributes:
-        step: by rows with logits.
-        prefill_row: seconds of a row without logits.
-    """
-
-    step: CostCurve
-    prefill_row: float
-
-
-def measure_steps(runner: ModelRunner) -> StepCosts:
+def measure_steps(runner: ModelRunner) -> StepCost:
     """Time forwards of several sizes, on a pool of their own.
 
-    Some seconds at most. Rows that a model's length does not allow are not timed.
+    Takes some seconds, on a model whose step takes longer than that some steps. Sizes that a
+    model's length does not allow are not timed.
     """
     timer = _Timer(runner)
     largest = max(1, runner.max_length - 1)
     sizes = [rows for rows in ROWS if rows <= largest]
-    timer.seconds(sizes[-1], 0, True, repeats=1)  # first calls are slow
+    timer.seconds(1, 0, True)  # first calls are slow
     times = list(_until(_PATIENCE, sizes, lambda rows: timer.seconds(rows, 0, True)))
-    step = CostCurve(sizes[: len(times)], times)
-    context, rows = min(_CONTEXT, largest - 4), 4
-    if context > 0 and rows in sizes:
-        far = timer.seconds(rows, context, True)
-        step.per_key = max(0.0, (far - step.seconds(rows)) / (rows * context))
+    curve = CostCurve(sizes[: len(times)], times)
+    context, rows = min(_CONTEXT, largest - 4), min(4, sizes[-1])
+    per_key = 0.0
+    if context > 0:
+        per_key = (timer.seconds(rows, context, True) - curve.seconds(rows)) / (rows * context)
     chunk = min(_CHUNK, largest)
-    prefill = timer.seconds(chunk, 0, False)
-    base = step.seconds(1)
-    return StepCosts(step, max(0.0, prefill - base) / max(1, chunk - 1))
+    prefill_row = (timer.seconds(chunk, 0, False) - curve.seconds(1)) / chunk
+    return StepCost(curve, prefill_row, per_key)
 
 
 def measure_drafts(runner: ModelRunner, drafter: Drafter, max_nodes: int) -> CostCurve | None:
@@ -75,8 +62,9 @@ def measure_drafts(runner: ModelRunner, drafter: Drafter, max_nodes: int) -> Cos
         hidden = hidden.to(runner.device)
         contexts = [[place % runner.vocab_size for place in range(8)]] * sequences
         sizes = [max_nodes] * sequences
-        return _best(lambda: drafter.draft(hidden, contexts, sizes), _REPEATS, runner)
+        return _best(lambda: drafter.draft(hidden, contexts, sizes), runner)
 
+    seconds(1)
     times = list(_until(_PATIENCE, SEQUENCES, seconds))
     return CostCurve(SEQUENCES[: len(times)], times)
 
@@ -85,9 +73,10 @@ def measured_budget(
     runner: ModelRunner, drafter: Drafter, settings: EngineSettings
 ) -> MeasuredBudget:
     """A budget that knows this model on this machine; takes some seconds."""
-    steps = measure_steps(runner)
-    drafts = measure_drafts(runner, drafter, default_max_nodes(runner))
-    return MeasuredBudget(steps.step, drafts, steps.prefill_row, settings.batch.prefill_stall)
+    drafts = measure_drafts(
+        runner, drafter, settings.speculation.max_nodes or default_max_nodes(runner)
+    )
+    return MeasuredBudget(measure_steps(runner), drafts, settings.batch.prefill_stall)
 
 
 class _Timer:
@@ -98,34 +87,38 @@ class _Timer:
         self._pages = range(-(-min(positions, runner.max_length) // size))
         self._pool = KvPool(runner.shape.layout, len(self._pages), size, runner.device)
 
-    def seconds(self, rows: int, start: int, tree: bool, repeats: int = _REPEATS) -> float:
-        """Of a step of one chain of ``rows`` after ``start`` tokens."""
+    def seconds(self, rows: int, start: int, tree: bool) -> float:
+        """Of a step of one chain of ``rows`` after ``start`` tokens; a prefill chunk comes with
+        a row of another sequence that has logits.
+        """
         tokens = tuple(place % self._runner.vocab_size for place in range(rows))
         chain = DraftTree(tokens, tuple(range(-1, rows - 1)), tuple(range(rows)), (1.0,) * rows)
         segment = SegmentRows(self._pages, start, tokens, chain if tree else None, False)
-        # one row with logits, so that a chunk is a step in its own right
         first = SegmentRows(self._pages, 0, tokens[:1], None, True)
         segments = [segment] if tree else [segment, first]
-        return _best(lambda: self._runner.forward(segments, self._pool), repeats, self._runner)
+        return _best(lambda: self._runner.forward(segments, self._pool), self._runner)
 
 
 def _until(
-    patience: float, sizes: tuple[int, ...] | list[int], seconds: Callable[[int], float]
+    patience: float, sizes: Sequence[int], seconds: Callable[[int], float]
 ) -> Iterator[float]:
-    """Times of sizes, as far as patience goes; at least the first."""
+    """Times of sizes, as far as patience goes; at least of two, for a slope."""
     end = time.perf_counter() + patience
-    for size in sizes:
+    for count, size in enumerate(sizes, 1):
         yield seconds(size)
-        if time.perf_counter() > end:
+        if count >= 2 and time.perf_counter() > end:
             return
 
 
-def _best(call: Callable[[], object], repeats: int, runner: ModelRunner) -> float:
-    best = float("inf")
-    for _ in range(repeats):
+def _best(call: Callable[[], object], runner: ModelRunner) -> float:
+    best, spent = float("inf"), 0.0
+    for _ in range(_REPEATS):
         started = time.perf_counter()
         call()
         if runner.device.type == "cuda":
             torch.cuda.synchronize(runner.device)
-        best = min(best, time.perf_counter() - started)
+        took = time.perf_counter() - started
+        best, spent = min(best, took), spent + took
+        if spent > 1.0:
+            break
     return best

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from specdec.config import SpeculationSettings
-from specdec.drafting import NODES_PACKED, STRONG_CANDIDATES, Drafting
+from specdec.drafting import NODES_PACKED, SAMPLED_STREAMS, STRONG_CANDIDATES, Drafting
 from specdec.heads.drafter import Drafter, NullDrafter, SampledDraft
 from specdec.params import SamplingParams
-from specdec.policy.budget import Budget, UnlimitedBudget
+from specdec.policy.budget import Budget, Source, UnlimitedBudget
 from specdec.policy.plan import Committed
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.stop import StopChecker
@@ -61,13 +61,15 @@ class NoHeads(UnlimitedBudget):
     """Says that the heads do not pay, and keeps what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.told: list[Source] = []
+        self.roots: list[tuple[int, int]] = []
 
-    def worth_drafting(self, sequences: int, keys: int) -> bool:
+    def worth_drafting(self, decodes: int, keys: int) -> bool:
+        self.roots.append((decodes, keys))
         return False
 
-    def drafted(self, sequences: int, seconds: float) -> None:
-        self.told.append(sequences)
+    def drafted(self, source: Source, sequences: int, seconds: float) -> None:
+        self.told.append(source)
 
 
 def new_drafting(drafter: object, budget: Budget | None = None, **settings: Any) -> Drafting:
@@ -88,7 +90,7 @@ def new_sequence(tokens: list[int], name: str = "a", **params: Any) -> SequenceS
 def draft(source: Drafting, *sequences: SequenceState, depth: int = 30) -> list[DraftTree | None]:
     entries = [Committed(s, (s.tokens[-1],), i, i) for i, s in enumerate(sequences)]
     hidden = torch.arange(len(sequences))[:, None].float()
-    source.draft(entries, hidden, lambda _: depth)
+    source.draft(entries, hidden, lambda s: depth if s.params.speculation else 0)
     return [sequence.draft for sequence in sequences]
 
 
@@ -123,7 +125,26 @@ def test_the_budget_may_leave_the_heads_out() -> None:
     assert tree is not None
     assert tree.tokens[:4] == (1, 2, 3, 1)
     assert heads.asked == []
-    assert budget.told == [0]
+    assert budget.told == [Source.LOOKUP]
+    source = new_drafting(heads, budget)
+    draft(source, new_sequence(REPEATS))  # lookup is sure: nothing to decide
+    draft(source, new_sequence([1, 2, 3], speculation=False), new_sequence([4, 5, 6], "b"))
+    draft(source, new_sequence([1, 2, 3], acceptance="rejection", temperature=1.0))
+    assert budget.told[1:] == [Source.NEITHER, Source.LOOKUP, Source.NEITHER]
+    assert budget.roots == [(1, 4), (2, 6)]  # all roots of the step count, drafting or not
+
+
+def test_only_few_streams_draw_candidates() -> None:
+    """By their number, not by the clock: a text of the rejection rule depends on it."""
+    heads = OneToken()
+    for count, drawn in ((SAMPLED_STREAMS, SAMPLED_STREAMS), (SAMPLED_STREAMS + 1, 0)):
+        heads.branching.clear()
+        sequences = [
+            new_sequence([1, 2, i], str(i), acceptance="rejection", temperature=1.0)
+            for i in range(count)
+        ]
+        draft(new_drafting(heads, NoHeads()), *sequences)
+        assert len(heads.branching) == drawn
 
 
 def test_trees_have_the_size_asked_for() -> None:

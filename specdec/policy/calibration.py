@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 _BINS = 20
 #: Candidates' worth of trust in the estimate itself.
 _PRIOR = 10.0
-#: Weight of what was seen one candidate earlier in the same range.
+#: Weight of what was seen one step earlier, in every range: one that is no longer seen goes back
+#: to the estimate in time.
 _KEPT = 0.999
-#: Trees entered before the chances are worked out anew.
-_REFIT = 8
+#: Steps after which the chances are worked out anew.
+_REFIT = 16
 
 
 class Calibration:
@@ -24,14 +25,10 @@ class Calibration:
         self._seen = [0.0] * _BINS
         self._accepted = [0.0] * _BINS
         self._chances: list[float] | None = None
-        self._fresh = 0
-
-    def chance(self, estimate: float) -> float:
-        """Observed chance of acceptance of candidates with such an estimate, 0 to 1."""
-        return self.chances((estimate,))[0]
+        self._steps = 0
 
     def chances(self, estimates: Sequence[float]) -> list[float]:
-        """The same for many."""
+        """Observed chances, 0 to 1, of candidates with such estimates."""
         if self._chances is None:
             self._chances = self._fit()
         table = self._chances
@@ -39,13 +36,20 @@ class Calibration:
 
     def learn(self, estimates: Iterable[float], accepted: Iterable[bool]) -> None:
         """Enter verified candidates."""
-        self._fresh += 1
         for estimate, yes in zip(estimates, accepted, strict=True):
             index = min(_BINS - 1, int(max(0.0, estimate) * _BINS))
-            self._seen[index] = self._seen[index] * _KEPT + 1
-            self._accepted[index] = self._accepted[index] * _KEPT + yes
-        if self._fresh >= _REFIT:
-            self._chances, self._fresh = None, 0
+            self._seen[index] += 1
+            self._accepted[index] += yes
+
+    def age(self) -> None:
+        """A step has passed."""
+        self._steps += 1
+        if self._steps < _REFIT:
+            return
+        kept = _KEPT**self._steps
+        self._seen = [value * kept for value in self._seen]
+        self._accepted = [value * kept for value in self._accepted]
+        self._chances, self._steps = None, 0
 
     def table(self) -> list[float]:
         """Observed chances at the middle of each range, the lowest first."""

@@ -12,19 +12,14 @@ from specdec.policy.tree import DraftTree
 SAMPLED_ACCEPTANCE = 0.5
 
 
-def estimates(tree: DraftTree, params: SamplingParams, budget: Budget) -> Sequence[float]:
-    """Per node the chance that the walk reaches it, as the sharing of rows may use it.
+def drawn_at_random(params: SamplingParams) -> bool:
+    """Whether a request's candidates are sampled, for the rejection rule.
 
-    Args:
-        tree: whose nodes.
-        params: of its sequence. Candidates of the rejection rule were drawn at random, and
-            whether one is tried must not depend on which token it is: to drop the unlikely
-            ones would bias what is emitted. Their depth alone counts.
-        budget: knows how often such candidates are accepted.
+    Whether one of them is tried must not depend on which token it is: to drop the unlikely ones
+    would bias what is emitted. Nor on how fast the machine is, or the same seed would give
+    another text. So their number is the drafter's, cut by depth alone where rows are short.
     """
-    if params.acceptance == "rejection" and not params.greedy:
-        return [SAMPLED_ACCEPTANCE**depth for depth in tree.depths]
-    return budget.estimates(tree, params.greedy)
+    return params.acceptance == "rejection" and not params.greedy
 
 
 def tree_sizes(
@@ -45,9 +40,23 @@ def tree_sizes(
     """
     if not trees:
         return []
-    values = [estimates(tree, p, budget) for tree, p in zip(trees, params, strict=True)]
-    chances = sorted((value for row in values for value in row[1:]), reverse=True)
-    return share_rows(values, budget.candidates(chances, len(trees), keys, rows))
+    sampled = [drawn_at_random(p) for p in params]
+    values = [
+        [SAMPLED_ACCEPTANCE**depth for depth in tree.depths]
+        if random
+        else budget.estimates(tree, p.greedy)
+        for tree, p, random in zip(trees, params, sampled, strict=True)
+    ]
+    free = rows - sum(len(t) - 1 for t, random in zip(trees, sampled, strict=True) if random)
+    if free < 0:
+        return share_rows(values, rows)
+    open_values = [row[:1] if random else row for row, random in zip(values, sampled, strict=True)]
+    chances = sorted((value for row in open_values for value in row[1:]), reverse=True)
+    sizes = share_rows(open_values, budget.candidates(chances, len(trees), keys, free))
+    return [
+        len(tree) if random else size
+        for tree, size, random in zip(trees, sizes, sampled, strict=True)
+    ]
 
 
 def share_rows(values: Sequence[Sequence[float]], rows: int) -> list[int]:

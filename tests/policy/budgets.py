@@ -29,7 +29,7 @@ class AnyBudget(UnlimitedBudget):
         assert limit >= 1
         return self._rng.randint(1, limit)
 
-    def worth_drafting(self, sequences: int, keys: int) -> bool:
+    def worth_drafting(self, decodes: int, keys: int) -> bool:
         """Mostly."""
-        assert sequences >= 1
+        assert decodes >= 1
         return self._rng.random() < 0.8

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from specdec.params import SamplingParams
 from specdec.policy.budget import UnlimitedBudget
-from specdec.policy.rows import estimates, share_rows, tree_sizes
+from specdec.policy.rows import share_rows, tree_sizes
 from specdec.policy.tree import DraftTree
 
 falling = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), max_size=4).map(
@@ -43,8 +44,6 @@ def test_the_tokens_of_a_sampled_draft_do_not_decide_its_size() -> None:
         SamplingParams(temperature=1.0, acceptance=rule) for rule in ("match", "rejection")
     )
     budget = UnlimitedBudget()
-    assert estimates(likely, match, budget) == likely.values
-    assert estimates(likely, rejection, budget) == estimates(unlikely, rejection, budget)
     other = DraftTree((9, 9, 9, 9), (-1, 0, 1, 2), (0, 1, 2, 3), (1.0, 0.6, 0.3, 0.2))
     for rows in range(7):
         sizes = [
@@ -53,3 +52,21 @@ def test_the_tokens_of_a_sampled_draft_do_not_decide_its_size() -> None:
         ]
         assert sizes[0] == sizes[1]
         assert sum(sizes[0]) == 2 + min(6, rows)
+
+
+class Nothing(UnlimitedBudget):
+    """Says that no candidate pays."""
+
+    def candidates(self, chances: Sequence[float], decodes: int, keys: int, limit: int) -> int:
+        assert len(chances) == 3
+        assert limit == 7
+        return 0
+
+
+def test_no_measured_time_decides_the_size_of_a_sampled_draft() -> None:
+    tree = DraftTree((9, 9, 9, 9), (-1, 0, 1, 2), (0, 1, 2, 3), (1.0, 0.6, 0.3, 0.2))
+    match, rejection = (
+        SamplingParams(temperature=1.0, acceptance=rule) for rule in ("match", "rejection")
+    )
+    assert tree_sizes([tree, tree], [rejection, match], 20, 10, Nothing()) == [4, 1]
+    assert tree_sizes([], [], 0, 10, Nothing()) == []
