@@ -49,8 +49,8 @@ class AnswerOptions:
     """
 
     batch_size: int = 64
-    max_new_tokens: int = 192
-    max_prompt_tokens: int = 320
+    max_new_tokens: int = 128
+    max_prompt_tokens: int = 192
     sampled_share: float = 0.2
     temperature: float = 0.7
     seed: int = 0
