@@ -17,6 +17,7 @@ import torch
 from scipy import stats
 from transformers import PreTrainedModel
 
+from specdec.drafting import SAMPLED_STREAMS
 from specdec.heads.drafting import HeadsDrafter
 from specdec.heads.medusa import MedusaHeads
 from specdec.heads.sequential import SequentialHeads, SequentialShape
@@ -72,7 +73,9 @@ def test_rejection_keeps_the_distribution(kind: str) -> None:
     probabilities = enumerate_texts(model, temperature)
     engine_model = copy.deepcopy(model)
     drafter = random_drafter(kind, Target.of(engine_model))
-    engine = tiny_engine(engine_model, drafter, pages=128, max_nodes=6)
+    engine = tiny_engine(
+        engine_model, drafter, pages=128, max_nodes=6, max_sequences=SAMPLED_STREAMS
+    )
     requests = {
         str(seed): (
             PROMPT,
