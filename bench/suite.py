@@ -111,7 +111,9 @@ def run_case(
     for block in tqdm(range(blocks), desc=case.name, unit="block"):
         chosen = [prompts[(block * size + i) % len(prompts)] for i in range(size)]
         groups = [[prompt] for prompt in chosen] if case.batch == 1 else [chosen]
-        for name in case.arms:
+        # who follows whom changes: an arm's threads may spin on for a while after its turn
+        turn = block % len(case.arms)
+        for name in case.arms[turn:] + case.arms[:turn]:
             outcomes[name].enter([arms[name].run(group, case.ask) for group in groups])
     return outcomes
 
