@@ -114,8 +114,13 @@ class EngineArm:
         return list(answers.values())
 
 
-class _Clock(BaseStreamer):
-    """Notes when ``generate`` puts out tokens. The first call holds the prompt."""
+class TokenClock(BaseStreamer):
+    """Notes when ``generate`` puts out tokens. The first call holds the prompt.
+
+    Attributes:
+        started: when it was made, on ``time.perf_counter``.
+        times: per token the seconds since then.
+    """
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
@@ -123,6 +128,7 @@ class _Clock(BaseStreamer):
         self._prompt_seen = False
 
     def put(self, value: torch.Tensor) -> None:
+        """Called by ``generate``."""
         if self._prompt_seen:
             self.times += [time.perf_counter() - self.started] * value.numel()
         self._prompt_seen = True
@@ -149,7 +155,7 @@ class GenerateArm:
         offset = 0.0
         for prompt in prompts:
             ids = torch.tensor([prompt], device=self.model.device)
-            clock = _Clock()
+            clock = TokenClock()
             sampling = {"temperature": ask.temperature, "top_p": ask.top_p, "top_k": 0}
             extra = sampling if ask.temperature else {}
             out = cast(GenerationMixin, self.model).generate(

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
+from bench.arms import TokenClock
 from bench.common import BenchPrompt, Figure, load_prompts, report, table, write_results
 from bench.reference import generate_greedy, load_reference
 from specdec.chat import encode_prompt
@@ -62,23 +61,6 @@ class Arm:
         return (sum(s.accepted for s in stats) + rounds) / rounds if rounds else 0.0
 
 
-class FirstToken(BaseStreamer):
-    """Notes when ``generate`` puts out its first token."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.at = 0.0
-
-    def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt first, then once per token."""
-        self.calls += 1
-        if self.calls == 2:
-            self.at = time.perf_counter()
-
-    def end(self) -> None:
-        """Nothing to close."""
-
-
 def run_engine(engine: Engine, prompt: list[int], params: SamplingParams) -> Run:
     """Answer one prompt alone."""
     started = time.perf_counter()
@@ -98,10 +80,9 @@ def run_engine(engine: Engine, prompt: list[int], params: SamplingParams) -> Run
 
 def run_generate(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> Run:
     """Answer one prompt by ``transformers.generate``."""
-    streamer = FirstToken()
-    started = time.perf_counter()
-    tokens = generate_greedy(model, prompt, max_tokens, streamer)
-    return Run(tokens, streamer.at - started, time.perf_counter() - started)
+    clock = TokenClock()
+    tokens = generate_greedy(model, prompt, max_tokens, clock)
+    return Run(tokens, clock.times[0], time.perf_counter() - clock.started)
 
 
 def measure(options: argparse.Namespace) -> int:
