@@ -1,0 +1,1 @@
+"""The stores behind ``prefix_cache.store.open_store``."""
