@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from prefix_cache.settings import PrefixCacheSettings
 from specdec.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -79,6 +80,29 @@ class SpeculationSettings(Settings):
     budget: Literal["measured", "unlimited"] = "measured"
 
 
+class PrefixSettings(Settings):
+    """Reuse of KV that was computed for the same tokens before.
+
+    Attributes:
+        enabled: keep the KV of prompts and answers in the pool for as long as nothing else
+            needs its pages, and start requests from what they have in common with it.
+        store: where KV is kept beyond the pool, for other replicas and after restarts; None
+            keeps it nowhere. See prefix_cache/settings.py.
+        system_prompts: files whose texts are computed at start-up, as system prompts, so that
+            the first user finds them.
+    """
+
+    enabled: bool = True
+    store: PrefixCacheSettings | None = None
+    system_prompts: tuple[Path, ...] = ()
+
+    @model_validator(mode="after")
+    def _needs_to_be_enabled(self) -> PrefixSettings:
+        if not self.enabled and (self.store is not None or self.system_prompts):
+            raise ValueError("store and system_prompts have no effect unless enabled is true")
+        return self
+
+
 class EngineSettings(Settings):
     """Everything that one engine needs.
 
@@ -106,6 +130,7 @@ class EngineSettings(Settings):
     kv: KvSettings = KvSettings()
     batch: BatchSettings = BatchSettings()
     speculation: SpeculationSettings = SpeculationSettings()
+    prefix_cache: PrefixSettings = PrefixSettings()
 
     @model_validator(mode="after")
     def _chunk_fits_budget(self) -> EngineSettings:
@@ -130,12 +155,17 @@ def validate_settings(kind: type[SettingsT], values: object) -> SettingsT:
 
 
 def describe(error: ValidationError) -> str:
-    """One line per fault: the key's path, what is wrong and the value seen."""
+    """One line per fault: the key's path, what is wrong and the value seen, unless that could
+    hold a secret.
+    """
     lines = []
     for fault in error.errors(include_url=False):
         path = ".".join(str(part) for part in fault["loc"]) or "(top level)"
         if fault["type"] == "extra_forbidden":
             lines.append(f"{path}: unknown setting")
         else:
-            lines.append(f"{path}: {fault['msg']} (got {fault['input']!r:.80})")
+            value = fault["input"]
+            open_ = isinstance(value, str | int | float | None) and "store" not in fault["loc"]
+            seen = f" (got {value!r:.80})" if open_ else ""
+            lines.append(f"{path}: {fault['msg']}{seen}")
     return "\n".join(lines)

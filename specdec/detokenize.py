@@ -36,6 +36,8 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         skip_special_tokens: bool = True,
         context: Sequence[int] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """Args:
         tokenizer: of the model.
@@ -43,22 +45,43 @@ class IncrementalDetokenizer:
         skip_special_tokens: leave out end tokens and the like.
         context: tokens that the text continues. Decoders that drop the space before the
             first word then keep it.
+        include_stop: leave the stop string in the text.
+        min_tokens: a stop string that is complete with so many tokens does not count.
         """
         self._text = _TokenText(tokenizer, skip_special_tokens, context)
-        self._cutter = StopCutter(stop)
+        self._cutter = StopCutter(stop, include_stop)
+        self._min_tokens = min_tokens
+        self._count = 0
 
     @property
     def matched_stop(self) -> str | None:
         """The stop string at which the text ends, once met."""
         return self._cutter.matched
 
+    @property
+    def held(self) -> int:
+        """Characters that could yet turn out to be a stop string."""
+        return self._cutter.held
+
     def add(self, tokens: Sequence[int]) -> str:
         """Take tokens; returns the text that can be shown now, perhaps none."""
-        return "".join([self._cutter.add(self._text.add(token)) for token in tokens])
+        return "".join([self._add(token) for token in tokens])
 
     def finish(self) -> str:
         """The rest of the text, when no token follows."""
-        return self._cutter.add(self._text.finish()) + self._cutter.finish()
+        text = self._cutter.add(self._text.finish(), self._count > self._min_tokens)
+        return text + self._cutter.finish()
+
+    @property
+    def count(self) -> int:
+        """Tokens taken, up to the one that completed a stop string; no later one is looked at."""
+        return self._count
+
+    def _add(self, token: int) -> str:
+        if self.matched_stop is not None:
+            return ""
+        self._count += 1
+        return self._cutter.add(self._text.add(token), self._count > self._min_tokens)
 
 
 def text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
@@ -162,6 +185,40 @@ class _TokenText:
             return ""
         self._returned = returned[len(head) :]
         return head[len(returned) :]
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
+    """A function from a token to the bytes it stands for; of special tokens, their names'."""
+    added = {token: entry.content for token, entry in tokenizer.added_tokens_decoder.items()}
+    if not tokenizer.is_fast:
+        decode = text_decoder(tokenizer)
+        return lambda token: (added.get(token) or decode([token])).encode()
+    name_of = tokenizer.backend_tokenizer.id_to_token
+    table = _byte_table()
+    byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
+
+    def to_bytes(token: int) -> bytes:
+        name = added.get(token)
+        if name is not None:
+            return name.encode()
+        name = name_of(token) or ""
+        if byte_level and all(letter in table for letter in name):
+            return bytes(table[letter] for letter in name)
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes([int(name[3:5], 16)])
+        return name.replace("\u2581", " ").encode()
+
+    return to_bytes
+
+
+def _byte_table() -> dict[str, int]:
+    """The letters that byte-level vocabularies write bytes with (GPT-2's): printable Latin-1
+    stands for itself, the other bytes in their order for what follows U+0100.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
 def _byte_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -7,20 +7,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from specdec.config import SpeculationSettings
+from specdec.errors import GrammarError
 from specdec.heads.drafter import Drafter, SiblingChoice
 from specdec.model.linear import PackedLinear
 from specdec.model.runner import ModelRunner
 from specdec.policy.budget import Budget, Source
+from specdec.policy.constrained import add_forced, cut_path, prune
+from specdec.policy.constraint import PathLimits
 from specdec.policy.lookup import Continuation, PromptLookup
 from specdec.policy.merge import merge_path
 from specdec.policy.plan import Committed
 from specdec.policy.rows import SAMPLED_ACCEPTANCE, drawn_at_random
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.tree import DraftTree
-from specdec.sampling import RowHistory, process_logits
+from specdec.sampling import RowHistory, finite_rows, process_logits
 from specdec.verify import sample_siblings
 
 log = logging.getLogger(__name__)
@@ -120,23 +124,35 @@ class Drafting:
         roots: Sequence[Committed],
     ) -> None:
         """Trees for the match and typical rules, of all sources, in a step with ``roots``."""
-        paths = [self._path(e.sequence, depth) for e, depth in zip(entries, depths, strict=True)]
+        limits = [limits_of(entry.sequence) for entry in entries]
+        sizes = [self._size(entry.sequence) for entry in entries]
+        paths = [
+            self._path(entry.sequence, min(depth, size - 1), limit)
+            for entry, depth, size, limit in zip(entries, depths, sizes, limits, strict=True)
+        ]
         trees = [DraftTree.root_only(entry.sequence.tokens[-1]) for entry in entries]
-        asked = [i for i, path in enumerate(paths) if not self._strong(path)]
+        asked = [i for i, path in enumerate(paths) if not _is_strong(path, sizes[i])]
         started = time.perf_counter()
         source = self._source(bool(asked), roots)
         if source is Source.HEADS:
             drafted = self.drafter.draft(
                 hidden[[entries[i].logits_row for i in asked]],
                 [entries[i].sequence.tokens for i in asked],
-                [self.max_nodes] * len(asked),
+                [sizes[i] for i in asked],
                 self._budget.least(len(roots)),
+                *([[limits[i] for i in asked]] if any(limits) else []),
             )
             for i, tree in zip(asked, drafted, strict=True):
                 trees[i] = tree.limit_depth(depths[i])
         self._budget.drafted(source, len(asked), time.perf_counter() - started)
-        for entry, tree, path in zip(entries, trees, paths, strict=True):
-            entry.sequence.draft = merge_path(tree, path.tokens, path.values, self.max_nodes)
+        for i, (entry, path) in enumerate(zip(entries, paths, strict=True)):
+            limit, tree = limits[i], trees[i]
+            if limit is not None:
+                tree = prune(tree, limit)
+            tree = merge_path(tree, path.tokens, path.values, sizes[i])
+            if limit is not None:
+                tree = add_forced(tree, limit, depths[i], sizes[i])
+            entry.sequence.draft = tree
 
     def _source(self, asked: bool, roots: Sequence[Committed]) -> Source:
         """Whether the heads draft for the coming step, and what that says of them."""
@@ -146,29 +162,40 @@ class Drafting:
         pays = self._budget.worth_drafting(len(roots), keys)
         return Source.HEADS if pays else Source.LOOKUP
 
-    def _path(self, sequence: SequenceState, depth: int) -> Continuation:
+    def _size(self, sequence: SequenceState) -> int:
+        """Most nodes of its tree, root included."""
+        return min(self.max_nodes, sequence.params.max_nodes or self.max_nodes)
+
+    def _path(self, sequence: SequenceState, depth: int, limits: PathLimits | None) -> Continuation:
         if not self.lookup_enabled:
             return Continuation([], [])
-        return self.lookup.propose(sequence, min(depth, self.max_nodes - 1))
-
-    def _strong(self, path: Continuation) -> bool:
-        """Whether a path alone gives enough likely candidates."""
-        needed = min(self.max_nodes - 1, STRONG_CANDIDATES)
-        return 0 < needed <= len(path.values) and path.values[needed - 1] >= STRONG
+        path = self.lookup.propose(sequence, depth)
+        if limits is None or not path.tokens:
+            return path
+        length = cut_path(path.tokens, limits)
+        return Continuation(path.tokens[:length], path.values[:length])
 
     def _draft_sampled(self, sequence: SequenceState, hidden: Tensor, depth: int) -> None:
         def choose(logits: Tensor, path: tuple[int, ...], count: int) -> SiblingChoice:
             params, tokens = sequence.params, sequence.tokens
             output = [*tokens[sequence.prompt_length :], *path]
-            history = RowHistory(tokens[: sequence.prompt_length], output)
-            processed = process_logits(logits[None], [params], [history]).softmax(-1)[0]
+            try:
+                limits = limits_of(sequence)
+                allowed = None if limits is None else limits.allowed(path)
+            except GrammarError:  # it fails the request where the target's token is drawn
+                return SiblingChoice(torch.zeros_like(logits), [])
+            history = RowHistory(tokens[: sequence.prompt_length], output, allowed)
+            rows = process_logits(logits[None], [params], [history])
+            if not bool(finite_rows(rows)):  # the heads know none of the allowed tokens
+                return SiblingChoice(torch.zeros_like(logits), [])
+            processed = rows.softmax(-1)[0]
             position = len(tokens) + len(path)
             return SiblingChoice(
                 processed, sample_siblings(processed, count, params.seed, position)
             )
 
         sampled = self.drafter.draft_sampled(
-            hidden, sequence.tokens, self._branching(depth), choose
+            hidden, sequence.tokens, self._branching(depth, self._size(sequence)), choose
         )
         # The scheduler cuts trees by value. Values that knew the tokens drawn would bias
         # which of them are tested, so here they follow the order alone.
@@ -176,7 +203,7 @@ class Drafting:
         sequence.draft = replace(sampled.tree, values=values)
         self._probabilities[sequence.request_id] = sampled.probabilities
 
-    def _branching(self, depth: int) -> tuple[int, ...]:
+    def _branching(self, depth: int, size: int) -> tuple[int, ...]:
         """As many levels of ``BRANCHING`` as fit the depth and the size of trees, and are
         worth their rows by what may be known of them before they are drawn.
         """
@@ -185,11 +212,24 @@ class Drafting:
         for siblings in BRANCHING[: min(depth, self.drafter.max_depth)]:
             width *= siblings
             value *= SAMPLED_ACCEPTANCE
-            if nodes + width > self.max_nodes or value < _WORTH_SAMPLING:
+            if nodes + width > size or value < _WORTH_SAMPLING:
                 break
             nodes += width
             levels.append(siblings)
         return tuple(levels)
+
+
+def limits_of(sequence: SequenceState) -> PathLimits | None:
+    """The constraint on the nodes of a sequence's next tree; None where any token may come."""
+    if sequence.constraint is None:
+        return None
+    return PathLimits(sequence.constraint, sequence.emitted)
+
+
+def _is_strong(path: Continuation, size: int) -> bool:
+    """Whether a path alone gives enough likely candidates for a tree of that size."""
+    needed = min(size - 1, STRONG_CANDIDATES)
+    return 0 < needed <= len(path.values) and path.values[needed - 1] >= STRONG
 
 
 def default_max_nodes(runner: ModelRunner) -> int:

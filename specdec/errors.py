@@ -47,5 +47,9 @@ class NonFiniteError(SpecdecError):
     """The model produced NaN or infinite logits for one request; it alone fails."""
 
 
+class GrammarError(SpecdecError):
+    """A request's grammar cannot be followed any further; it alone fails."""
+
+
 class IntegrityError(SpecdecError):
     """Pages and owners disagree. A bug: the engine must not go on."""

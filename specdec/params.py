@@ -10,9 +10,29 @@ from typing import Literal
 from specdec.errors import RequestError
 
 AcceptanceRule = Literal["match", "rejection", "typical"]
+GrammarKind = Literal["json_schema", "regex", "lark"]
+
+#: Most alternatives per token that may be asked for, as in OpenAI's API.
+MAX_LOGPROBS = 20
 
 #: Seeds and positions are 64-bit counters of the noise function.
 MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class GrammarSpec:
+    """What every output must be a sentence of; compiled by :mod:`specdec.grammar`.
+
+    Attributes:
+        kind: ``json_schema``, ``regex`` (Rust's syntax, matched in full) or ``lark`` (a
+            context-free grammar in Lark's notation).
+        source: the schema as JSON, the expression or the grammar.
+        param: the field to blame where it cannot be compiled.
+    """
+
+    kind: GrammarKind
+    source: str
+    param: str = field(default="grammar", compare=False)
 
 
 @dataclass(frozen=True)
@@ -33,8 +53,17 @@ class SamplingParams:
         stop: strings that end the request; not part of the output.
         stop_token_ids: tokens that end the request, in addition to the model's own.
         ignore_eos: do not end at the model's end tokens.
+        min_tokens: before so many are emitted no end token is drawn, and a stop string that
+            is complete by then does not end the request.
+        include_stop: what ends the text, a stop string or a stop token, is part of it.
+        grammar: of the output; the request ends where the grammar lets nothing follow.
+        logprobs: tell each token's log-probability and those of so many likeliest tokens; None
+            tells none. They are the model's own: before grammar, bias, penalties, temperature.
+        prompt_logprobs: the same for the prompt's tokens but the first. Such a request shares no
+            KV, since the prompt's logits are needed.
         speculation: draft and verify; off means one token per step. Never changes the text
             under a lossless rule.
+        max_nodes: most nodes of a draft tree, root included; None leaves it to the engine.
         acceptance: ``match`` and ``rejection`` are lossless, ``typical`` is lossy.
         typical_epsilon: Medusa's hard threshold, used by ``typical``.
         typical_delta: Medusa's entropy factor, used by ``typical``.
@@ -56,7 +85,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop: bool = False
+    grammar: GrammarSpec | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     speculation: bool = True
+    max_nodes: int | None = None
     acceptance: AcceptanceRule = "match"
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
@@ -77,6 +112,20 @@ class SamplingParams:
             _require("logit_bias", bias, token >= 0 and -100 <= bias <= 100, "token: -100 to 100")
         _require("seed", self.seed, 0 <= self.seed <= MAX_SEED, "a 64-bit unsigned integer")
         _require("stop", self.stop, all(self.stop), "non-empty strings")
+        _require(
+            "min_tokens",
+            self.min_tokens,
+            0 <= self.min_tokens <= self.max_tokens,
+            "between 0 and max_tokens",
+        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(
+                name, value, value is None or 0 <= value <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"
+            )
+        _require(
+            "max_nodes", self.max_nodes, self.max_nodes is None or self.max_nodes >= 1, "1 or more"
+        )
         _require(
             "acceptance",
             self.acceptance,
@@ -101,6 +150,24 @@ class SamplingParams:
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
         )
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether some tokens are forbidden, depending on which came before."""
+        return self.grammar is not None or self.min_tokens > 0
+
+
+@dataclass(frozen=True)
+class CacheScope:
+    """With whom a request shares the KV of its tokens.
+
+    Attributes:
+        shared_tokens: first tokens of the prompt that every request may share: a system prompt.
+        salt: what reaches behind them is shared between requests of the same salt only.
+    """
+
+    shared_tokens: int = 0
+    salt: bytes = b""
 
 
 def _require(name: str, value: object, ok: bool, want: str) -> None:

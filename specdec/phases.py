@@ -15,23 +15,29 @@ class PhaseClock:
 
     Attributes:
         last: per phase the seconds of the present step.
+        marks: per phase of the present step when it first began and last ended, on the
+            scheduler's clock.
     """
 
     def __init__(self, total: dict[str, float]) -> None:
         self._total = total
         self.last: dict[str, float] = {}
+        self.marks: dict[str, tuple[float, float]] = {}
 
     def start_step(self) -> None:
         """A new step begins."""
         self.last = {}
+        self.marks = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time what runs inside."""
-        started = time.perf_counter()
+        started = time.monotonic()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - started
+            ended = time.monotonic()
+            seconds = ended - started
+            self.marks[name] = (self.marks.get(name, (started,))[0], ended)
             self.last[name] = self.last.get(name, 0.0) + seconds
             self._total[name] = self._total.get(name, 0.0) + seconds

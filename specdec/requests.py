@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec.errors import ContextLengthError, RequestError
-from specdec.outputs import EngineStats, RequestStats
+from specdec.outputs import EngineStats, RequestOutput, RequestStats, TokenLogprobs
 from specdec.params import SamplingParams
 from specdec.policy.budget import Budget, StepSeen
 from specdec.policy.plan import CommitResult, StepPlan
@@ -41,6 +41,12 @@ def check_request(
         raise RequestError(
             f"logit_bias names token {outside}, outside the vocabulary of {vocabulary}",
             param="logit_bias",
+        )
+    outside = next((t for t in params.stop_token_ids if not 0 <= t < vocabulary), None)
+    if outside is not None:
+        raise RequestError(
+            f"stop_token_ids names token {outside}, outside the vocabulary of {vocabulary}",
+            param="stop_token_ids",
         )
     if len(tokens) >= max_length:
         raise ContextLengthError(
@@ -98,7 +104,43 @@ def request_stats(sequence: SequenceState) -> RequestStats:
         accepted_by_depth=tuple(stats.accepted_by_depth),
         walked_by_depth=tuple(stats.walked_by_depth),
         preemptions=stats.preemptions,
+        cached_tokens=stats.cached,
+        loaded_tokens=stats.loaded,
         queue_s=scheduled - stats.arrival,
         first_token_s=None if stats.first_token is None else stats.first_token - stats.arrival,
         total_s=finished - stats.arrival,
     )
+
+
+def request_output(
+    sequence: SequenceState,
+    tokens: tuple[int, ...],
+    logprobs: tuple[TokenLogprobs, ...] = (),
+) -> RequestOutput:
+    """What is told of a sequence after a step that gave it ``tokens``, or ended it."""
+    ended = sequence.finish_reason is not None
+    prompt: tuple[TokenLogprobs, ...] = ()
+    if tokens and sequence.prompt_logprobs is not None:
+        prompt, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), None
+    return RequestOutput(
+        sequence.request_id,
+        tokens,
+        sequence.finish_reason,
+        sequence.error if ended else None,
+        request_stats(sequence) if ended else None,
+        sequence.stats.cached,
+        sequence.stats.drafted,
+        sequence.stats.accepted,
+        logprobs,
+        prompt,
+    )
+
+
+def count_finished(stats: EngineStats, output: RequestOutput) -> None:
+    """Add a request that has ended to the engine's counts."""
+    if output.stats is None or output.finish_reason is None:
+        return
+    stats.finished[output.finish_reason] = stats.finished.get(output.finish_reason, 0) + 1
+    stats.prompt_tokens += output.stats.prompt_tokens
+    stats.cached_tokens += output.stats.cached_tokens
+    stats.loaded_tokens += output.stats.loaded_tokens

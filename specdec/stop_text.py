@@ -10,24 +10,45 @@ class StopCutter:
 
     Feed it the text of one token at a time: where two stop strings complete in the same token
     the earlier one counts, as in the engine's own check.
+
+    Args:
+        stops: the strings.
+        include: whether the one that is met is let through.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.matched: str | None = None
 
-    def add(self, text: str) -> str:
-        """Take text; returns what can be shown now."""
+    @property
+    def held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
+
+    def add(self, text: str, may_stop: bool = True) -> str:
+        """Take text; returns what can be shown now.
+
+        Args:
+            text: of the next token.
+            may_stop: whether a stop string that is complete with it counts.
+        """
         if self.matched is not None or not text:
             return ""
         if not self._stops:
             return text
+        before = len(self._held)
         self._held += text
-        hits = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if hits:
+        hits = [
+            (place, stop)
+            for stop in self._stops
+            if (place := self._held.find(stop, max(0, before - len(stop) + 1))) >= 0
+        ]
+        if hits and may_stop:
             place, self.matched = min(hits)
-            shown, self._held = self._held[:place], ""
+            end = place + len(self.matched) if self._include else place
+            shown, self._held = self._held[:end], ""
             return shown
         return self._release(self._begun())
 

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
+from prefix_cache.cache import PrefixCache
+from prefix_cache.settings import PrefixCacheSettings
 from specdec.config import BatchSettings, EngineSettings, KvSettings, SpeculationSettings
 from specdec.engine import Engine
 from specdec.heads.drafter import SampledDraft, SiblingChoice
 from specdec.model.runner import ModelRunner
 from specdec.noise import uniform
-from specdec.outputs import RequestOutput
-from specdec.params import SamplingParams
+from specdec.outputs import RequestOutput, RequestStats
+from specdec.params import CacheScope, SamplingParams
 from specdec.policy.budget import Budget
+from specdec.policy.constraint import PathLimits
 from specdec.policy.tree import DraftTree
+from specdec.prefix import pool_identity
+from specdec.stored import StoredBlocks
 from specdec.timing import measured_budget
 from tests.policy.budgets import AnyBudget
+
+#: Shared with every other request.
+ALL = CacheScope()
 
 Choose = Callable[[Tensor, tuple[int, ...]], SiblingChoice]
 
@@ -55,6 +65,7 @@ class ScriptedDrafter:
         contexts: Sequence[Sequence[int]],
         sizes: Sequence[int],
         least: float = 0.0,
+        limits: Sequence[PathLimits | None] | None = None,
     ) -> list[DraftTree]:
         """A random tree around the true continuation (or around none)."""
         assert len(hidden) == len(contexts)
@@ -116,10 +127,13 @@ def tiny_engine(
     max_nodes: int = 7,
     lookup: bool = False,
     budget: str = "unlimited",
+    store: PrefixCacheSettings | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Engine:
-    """An engine without tokenizer around ``model``.
+    """An engine around ``model``; with a tokenizer where stop strings need one.
 
     ``budget``: ``unlimited``, ``measured`` as in production, or ``random`` (:class:`AnyBudget`).
+    ``store``: all engines that use it must be around the same model; to be closed.
     """
     settings = EngineSettings(
         dtype="float32",
@@ -135,7 +149,13 @@ def tiny_engine(
         chosen = measured_budget(runner, drafter, settings)  # type: ignore[arg-type]
     elif budget == "random":
         chosen = AnyBudget()
-    return Engine(runner, None, drafter, settings, budget=chosen)  # type: ignore[arg-type]
+    blocks = None
+    if store is not None:
+        identity = replace(pool_identity(runner.pool), weights=b"the test's one model")
+        pool = runner.pool
+        cache = PrefixCache.open(store, identity, pool.block_bytes, pool.layout.dtype.itemsize)
+        blocks = StoredBlocks(cache, pool, identity, store.read_deadline_ms / 1000)
+    return Engine(runner, tokenizer, drafter, settings, budget=chosen, blocks=blocks)  # type: ignore[arg-type]
 
 
 def run_all(
@@ -158,6 +178,51 @@ def run_all(
 def tokens_of(outputs: Sequence[RequestOutput]) -> list[int]:
     """All tokens of one request."""
     return [token for output in outputs for token in output.new_tokens]
+
+
+def answer(
+    engine: Engine, prompt: list[int], params: SamplingParams, scope: CacheScope = ALL
+) -> tuple[list[int], RequestStats]:
+    """One request, alone: its tokens, and how it went."""
+    return answer_all(engine, [(prompt, params, scope)])[0]
+
+
+def answer_all(
+    engine: Engine, requests: list[tuple[list[int], SamplingParams, CacheScope]]
+) -> list[tuple[list[int], RequestStats]]:
+    """Several requests at once; the engine is checked after every step."""
+    outputs: dict[str, list[RequestOutput]] = {str(i): [] for i in range(len(requests))}
+    for i, (prompt, params, scope) in enumerate(requests):
+        engine.add_request(str(i), prompt, params, scope)
+    while engine.has_work:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+        engine.check_integrity()
+    assert engine.pages_in_use == 0
+    results = []
+    for found in outputs.values():
+        stats = found[-1].stats
+        assert stats is not None
+        assert all(output.cached_tokens == stats.cached_tokens for output in found)
+        results.append((tokens_of(found), stats))
+    return results
+
+
+def fail(engine: Engine, prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that ends with an error, as its logits are no numbers."""
+    run = engine.runner.run
+
+    def broken(*args: object) -> object:
+        output = run(*args)  # type: ignore[arg-type]
+        output.logits[:] = torch.nan
+        return output
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "run", broken)
+        engine.add_request("fails", prompt, SamplingParams())
+        while engine.has_work:
+            outputs = engine.step()
+    assert outputs[-1].finish_reason == "error"
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from specdec.drafting import NODES_PACKED, SAMPLED_STREAMS, STRONG_CANDIDATES, D
 from specdec.heads.drafter import Drafter, NullDrafter, SampledDraft
 from specdec.params import SamplingParams
 from specdec.policy.budget import Budget, Source, UnlimitedBudget
+from specdec.policy.constraint import PathLimits
 from specdec.policy.plan import Committed
 from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.stop import StopChecker
@@ -42,6 +43,7 @@ class OneToken:
         contexts: Sequence[Sequence[int]],
         sizes: Sequence[int],
         least: float = 0.0,
+        limits: Sequence[PathLimits | None] | None = None,
     ) -> list[DraftTree]:
         assert len(hidden) == len(contexts)
         self.asked += [int(row[0]) for row in hidden]

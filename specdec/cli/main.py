@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from specdec.cli import generate, models, train_heads
+from specdec.cli import generate, keys, models, prefix, top, train_heads
 from specdec.errors import SpecdecError
 
 
@@ -18,7 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"specdec {version('specdec')}")
     subparsers = parser.add_subparsers(dest="command", required=True)
-    for command in (generate, models, train_heads):
+    for command in (generate, keys, models, prefix, top, train_heads):
         command.register(subparsers)
     return parser
 

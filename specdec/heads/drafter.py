@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec.policy.constraint import PathLimits
 from specdec.policy.tree import DraftTree
 
 
@@ -60,6 +61,7 @@ class Drafter(Protocol):
         contexts: Sequence[Sequence[int]],
         sizes: Sequence[int],
         least: float = 0.0,
+        limits: Sequence[PathLimits | None] | None = None,
     ) -> list[DraftTree]:
         """Trees for the match and typical rules.
 
@@ -68,6 +70,7 @@ class Drafter(Protocol):
             contexts: per sequence its committed tokens; the last is the root.
             sizes: per sequence the most nodes, root included.
             least: nothing below a node less likely than this is of use.
+            limits: per sequence what may stand in its tree; other nodes are of no use.
 
         Returns:
             Per sequence a tree of at most its size; values estimate the acceptance.
@@ -108,6 +111,7 @@ class NullDrafter:
         contexts: Sequence[Sequence[int]],
         sizes: Sequence[int],
         least: float = 0.0,
+        limits: Sequence[PathLimits | None] | None = None,
     ) -> list[DraftTree]:
         """Roots alone."""
         return [DraftTree.root_only(context[-1]) for context in contexts]

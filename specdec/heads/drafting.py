@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from specdec.heads.base import DraftHeads
 from specdec.heads.drafter import ChooseSiblings, SampledDraft
 from specdec.heads.growth import GrowingTree, ShapedTree
+from specdec.heads.limited import Proposal, limit_proposal
+from specdec.policy.constraint import PathLimits
 from specdec.policy.shapes import TreeShape, grow_dynamic, grow_static
 from specdec.policy.tree import DraftTree
 
@@ -63,6 +66,7 @@ class HeadsDrafter:
         contexts: Sequence[Sequence[int]],
         sizes: Sequence[int],
         least: float = 0.0,
+        limits: Sequence[PathLimits | None] | None = None,
     ) -> list[DraftTree]:
         """Trees for ``hidden`` ``[B, H]``; see :class:`specdec.heads.drafter.Drafter`."""
         trees = [DraftTree.root_only(context[-1]) for context in contexts]
@@ -72,7 +76,8 @@ class HeadsDrafter:
         state = self._begin(hidden[rows], [contexts[row] for row in rows])
         roots, most = [contexts[row][-1] for row in rows], [sizes[row] for row in rows]
         if self.heads.path_dependent:
-            grown = self._grow_paths(state, roots, most, max(least, self._least))
+            within = [None if limits is None else limits[row] for row in rows]
+            grown = self._grow_paths(state, roots, most, max(least, self._least), within)
         else:
             grown = self._grow_levels(state, roots, most)
         for row, tree in zip(rows, grown, strict=True):
@@ -120,15 +125,31 @@ class HeadsDrafter:
         return SampledDraft(tree, probabilities)
 
     def _grow_paths(
-        self, state: Tensor, roots: Sequence[int], sizes: Sequence[int], least: float
+        self,
+        state: Tensor,
+        roots: Sequence[int],
+        sizes: Sequence[int],
+        least: float,
+        limits: Sequence[PathLimits | None],
     ) -> list[DraftTree]:
         """What follows a node depends on its path: one row per node followed."""
         growing = [self._new_tree(root, size) for root, size in zip(roots, sizes, strict=True)]
         level = [(row, 0) for row in range(len(roots))]
         for depth in range(1, self.max_depth + 1):
             tokens, factors = self._best(depth, state)
-            for (row, node), row_tokens, row_factors in zip(level, tokens, factors, strict=True):
-                growing[row].offer(node, row_tokens, row_factors)
+            for place, (row, node) in enumerate(level):
+                found = Proposal(tokens[place], factors[place])
+                limit = limits[row]
+                if limit is not None:
+                    above = _path_to(growing[row], node)
+                    found = limit_proposal(
+                        found,
+                        limit,
+                        above,
+                        partial(self._row_logits, depth, state[place : place + 1]),
+                        self._candidates,
+                    )
+                growing[row].offer(node, found.tokens, found.factors)
             if depth == self.max_depth:
                 break
             source = {place: index for index, place in enumerate(level)}
@@ -182,6 +203,10 @@ class HeadsDrafter:
     def _advance(self, depth: int, state: Tensor, tokens: Sequence[int]) -> Tensor:
         return self.heads.advance(depth, state, torch.tensor(tokens, device=state.device))
 
+    def _row_logits(self, depth: int, state: Tensor) -> Tensor:
+        """``[V]`` of the one state ``[1, S]``."""
+        return self._full_logits(depth, state, self.heads.vocab_size)[0]
+
     def _full_logits(self, depth: int, state: Tensor, vocab: int) -> Tensor:
         """``[R, V]`` logits over the target's vocabulary."""
         logits = self.heads.logits(depth, state).float()
@@ -190,3 +215,12 @@ class HeadsDrafter:
         full = logits.new_full((len(logits), vocab), float("-inf"))
         full[:, self.heads.token_map] = logits
         return full
+
+
+def _path_to(tree: GrowingTree | ShapedTree, node: int) -> list[int]:
+    """Tokens from depth 1 down to a node, its own included."""
+    path = []
+    while node > 0:
+        path.append(tree.token(node))
+        node = tree.parent(node)
+    return path[::-1]

@@ -102,6 +102,51 @@ class KvPool:
         table = np.asarray(pages[first:last], dtype=np.int64)[:, None] * size + np.arange(size)
         return table.reshape(-1)[start - first * size : stop - first * size]
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the KV in one page, as :meth:`read_blocks` gives it."""
+        return self.layout.bytes_per_token * self.page_size
+
+    def read_blocks(self, pages: Sequence[int]) -> list[memoryview | None]:
+        """Copies of what is in ``pages``: per page keys, then values,
+        ``[2, layers, page_size, kv_heads, head_dim]`` in the pool's number format; None of a
+        page that holds a number that is not finite.
+        """
+        shape = (len(pages), 2, *self._block_shape)
+        blocks = torch.empty(shape, dtype=self.layout.dtype, device=self.device)
+        for block, page in zip(blocks, pages, strict=True):
+            for part, store in zip(block, (self.keys, self.values), strict=True):
+                part.copy_(store[:, page * self.page_size : (page + 1) * self.page_size])
+        blocks = blocks.cpu().view(len(pages), -1)
+        finite = blocks.sum(-1, dtype=torch.float32).isfinite().tolist()
+        rows = blocks.view(torch.uint8).numpy()
+        return [memoryview(row) if good else None for row, good in zip(rows, finite, strict=True)]
+
+    def is_finite(self, payload: bytes | memoryview) -> bool:
+        """Whether all numbers of a payload are finite."""
+        block = torch.empty(self.block_bytes, dtype=torch.uint8)
+        block.numpy()[:] = np.frombuffer(payload, dtype=np.uint8)
+        return bool(block.view(self.layout.dtype).sum(dtype=torch.float32).isfinite())
+
+    def write_block(self, page: int, payload: bytes | memoryview) -> None:
+        """Put what :meth:`read_blocks` gave of a page into another.
+
+        Raises:
+            ValueError: the payload has not the size of a block.
+        """
+        if len(payload) != self.block_bytes:
+            raise ValueError(f"a block has {self.block_bytes} bytes, not {len(payload)}")
+        block = torch.empty((2, *self._block_shape), dtype=self.layout.dtype)
+        block.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(payload, dtype=np.uint8)
+        slots = slice(page * self.page_size, (page + 1) * self.page_size)
+        self.keys[:, slots] = block[0].to(self.device)
+        self.values[:, slots] = block[1].to(self.device)
+
+    @property
+    def _block_shape(self) -> tuple[int, int, int, int]:
+        layout = self.layout
+        return layout.layers, self.page_size, layout.kv_heads, layout.head_dim
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the KV in ``sources`` to ``targets``, for all layers at once.
 

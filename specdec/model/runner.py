@@ -33,8 +33,8 @@ class StepOutput:
     Attributes:
         logits: ``[R, V]`` float32.
         hidden: ``[R, H]`` float32, the input of the output head.
-        spans: per segment the half-open range of its rows; empty for a prefill chunk
-            that wants no logits. Row ``span[0] + i`` belongs to node ``i`` of its tree.
+        spans: per segment the half-open range of its rows, which are its last; empty for a
+            prefill chunk that wants no logits. In a tree row ``span[0] + i`` is node ``i``'s.
     """
 
     logits: Tensor

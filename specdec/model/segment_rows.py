@@ -26,6 +26,7 @@ class SegmentRows:
         tokens: per row its token.
         tree: the draft tree of a verify segment; None for a prefill chunk.
         wants_logits: whether a prefill chunk's last row needs logits (a tree's rows all do).
+        every_row: whether all rows of a prefill chunk do.
     """
 
     pages: Sequence[int]
@@ -33,6 +34,7 @@ class SegmentRows:
     tokens: tuple[int, ...]
     tree: DraftTree | None
     wants_logits: bool
+    every_row: bool = False
 
     @property
     def width(self) -> int:
@@ -46,8 +48,10 @@ class SegmentRows:
 
     @property
     def logit_count(self) -> int:
-        """Rows that need logits: all of a tree, the last or none of a prefill chunk."""
-        return self.width if self.tree is not None else int(self.wants_logits)
+        """Rows that need logits: all of a tree; all, the last or none of a prefill chunk."""
+        if self.tree is not None or self.every_row:
+            return self.width
+        return int(self.wants_logits)
 
     def positions(self) -> Ints:
         """Per row its true position ``[width]``: tree nodes of one depth share theirs."""
@@ -110,7 +114,12 @@ def segment_rows(plan: StepPlan) -> list[SegmentRows]:
             raise ValueError(f"{segment.sequence.request_id} is scheduled without pages")
         rows.append(
             SegmentRows(
-                lease.pages, segment.start, segment.tokens, segment.tree, segment.wants_logits
+                lease.pages,
+                segment.start,
+                segment.tokens,
+                segment.tree,
+                segment.wants_logits,
+                segment.every_row,
             )
         )
     return rows

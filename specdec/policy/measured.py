@@ -20,6 +20,10 @@ PRIOR_CHANCES = (0.55, 0.4, 0.25, 0.2, 0.15, 0.1)
 #: Steps at one load after which what looks slower, heads or no heads, is tried again, and
 #: for how many.
 PROBE_EVERY, PROBE_STEPS = 512, 4
+#: What a row must bring beyond its price, and drafting beyond going without, as a share. Both are
+#: estimates, and the best of many estimates is too good on average; close to the best number of
+#: rows little is lost by taking fewer.
+MARGIN, DRAFT_MARGIN = 0.1, 0.02
 #: Weight of the newest step in running means.
 _FRESH = 0.02
 _FIXED_POINT = 4
@@ -74,11 +78,15 @@ class MeasuredBudget:
 
     Attributes:
         skipped: steps for which the heads were left out.
+        spent_s: seconds of the steps that had decodes and no prefill, drafting included.
+        plain_s: seconds that steps without candidates would have taken for the same tokens.
     """
 
     def __init__(self, step: StepCost, draft: CostCurve | None, stall: float) -> None:
         self.step, self.draft, self._stall = step, draft, stall
         self.skipped = 0
+        self.spent_s = self.plain_s = 0.0
+        self._decoded = False
         self._greedy, self._sampled = Calibration(), Calibration()
         self._loads: dict[int, _Load] = {}
         self._source = Source.NEITHER
@@ -121,6 +129,8 @@ class MeasuredBudget:
     def drafted(self, source: Source, sequences: int, seconds: float) -> None:
         """Correct the cost; see :class:`Budget`."""
         self._source = source
+        if self._decoded:
+            self.spent_s += seconds
         if source is Source.HEADS and self.draft is not None and sequences:
             self.draft.learn(sequences, seconds)
 
@@ -133,6 +143,7 @@ class MeasuredBudget:
         self.step.learn(seen.rows, seen.keys, seen.prefill, seen.prefill_keys, seen.seconds)
         self._greedy.age()
         self._sampled.age()
+        self._count_time(seen)
         if not seen.decodes or self._source is Source.NEITHER:
             return
         load = self._load(seen.decodes)
@@ -168,6 +179,14 @@ class MeasuredBudget:
             },
         }
 
+    def _count_time(self, seen: StepSeen) -> None:
+        self._decoded = seen.decodes > 0 and not seen.prefill
+        if self._decoded:
+            keys = seen.keys * seen.decodes // seen.rows
+            plain = self.step.seconds(seen.decodes, keys)
+            self.spent_s += seen.seconds
+            self.plain_s += plain * seen.committed / seen.decodes
+
     def _drafting_pays(self, decodes: int, keys: int) -> bool:
         if self.draft is None:
             return False
@@ -177,7 +196,7 @@ class MeasuredBudget:
             prior = sorted(PRIOR_CHANCES * decodes, reverse=True)
             count, tokens = self._choose(prior, decodes, keys, len(prior), plain)
             load.heads.tokens, load.heads.candidates = tokens / decodes, count / decodes
-        pays = self._rate(load.heads, decodes, keys, draft) > plain
+        pays = self._rate(load.heads, decodes, keys, draft) > plain * (1 + DRAFT_MARGIN)
         other = load.lookup if pays else load.heads
         known = other.steps >= _KNOWN
         if other.since >= (PROBE_EVERY if known else PROBE_EVERY // 8):
@@ -202,7 +221,7 @@ class MeasuredBudget:
         for count, chance in enumerate(chances[:limit], 1):
             tokens += chance
             extra = self.step.seconds(decodes + count, keys * (1 + count / decodes)) - base
-            over = tokens - decodes - rate * extra
+            over = tokens - decodes - rate * extra * (1 + MARGIN)
             if over > gain:
                 best, gain, expected = count, over, tokens
         return best, expected

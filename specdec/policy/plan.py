@@ -24,6 +24,7 @@ class SchedulerConfig:
         max_tree_nodes: most nodes of a tree, its root included.
         prefill_chunk: most prefill rows of one sequence in a step.
         max_model_length: most committed tokens of a sequence.
+        max_loads: blocks to be loaded in a step from which on no more sequences start.
 
     Raises:
         ConfigError: a limit is below 1.
@@ -35,6 +36,7 @@ class SchedulerConfig:
     max_tree_nodes: int
     prefill_chunk: int
     max_model_length: int
+    max_loads: int = 256
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -58,6 +60,7 @@ class Segment:
         tree: the tree to verify (``tokens`` are its tokens), or None for a prefill chunk.
         wants_logits: whether a token is drawn: always for a tree (from every row), for a
             prefill chunk only if it holds the last committed token (from its last row).
+        every_row: whether a prefill chunk's rows need logits, drawn from or not.
     """
 
     sequence: Sequence
@@ -65,13 +68,42 @@ class Segment:
     tokens: tuple[int, ...]
     tree: DraftTree | None
     wants_logits: bool
+    every_row: bool = False
 
     @property
     def logit_rows(self) -> int:
-        """Rows that need logits."""
-        if self.tree is not None:
+        """Rows that need logits, the last ones of the segment."""
+        if self.tree is not None or self.every_row:
             return len(self.tokens)
         return int(self.wants_logits)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoad:
+    """KV of one block to be written to a page.
+
+    Attributes:
+        page: its page.
+        payload: what was stored.
+    """
+
+    page: int
+    payload: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedBlock:
+    """A block that sequences can share from now on.
+
+    Attributes:
+        key: its name.
+        tokens: that it holds the KV of.
+        page: where it lies, at least until the next step is scheduled.
+    """
+
+    key: bytes
+    tokens: tuple[int, ...]
+    page: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +111,18 @@ class StepPlan:
     """One step: packed segments, trees first.
 
     Attributes:
+        loads: to be carried out before the forward.
+        reused: blocks that sequences which start now have found in the pool.
         segments: at most one per sequence.
         rows: sum of their lengths, at most the token budget.
+        preempted: those whose pages were taken away for it, one entry each time.
     """
 
     segments: tuple[Segment, ...]
     rows: int
+    loads: tuple[BlockLoad, ...] = ()
+    reused: tuple[PublishedBlock, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +169,15 @@ class CommitResult:
         moves: to be carried out before the next step's forward.
         committed: in segment order; sequences that finished with their last tokens included.
         finished: all that ended in this step, failed ones included; their pages are free.
+        published: blocks whose KV is in place after the moves, and was nowhere before.
+        withdrawn: keys of blocks that are shared no more, as requests with them failed.
     """
 
     moves: KvMove
     committed: tuple[Committed, ...]
     finished: tuple[Sequence, ...]
+    published: tuple[PublishedBlock, ...] = ()
+    withdrawn: tuple[bytes, ...] = ()
 
     @property
     def failed(self) -> tuple[Sequence, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Items
 
 from specdec.errors import IntegrityError
 from specdec.outputs import FinishReason
 from specdec.policy.pages import PageAllocator
-from specdec.policy.sequence import Sequence, Status
+from specdec.policy.plan import BlockLoad, PublishedBlock
+from specdec.policy.sequence import FoundBlocks, Sequence, Status
 
 
 class Roster:
@@ -16,11 +18,21 @@ class Roster:
     Attributes:
         running: they hold pages; oldest first.
         waiting: they hold none; next first.
+        loading: those that wait for their blocks, in no order of importance.
+        loads: KV to be written to pages of sequences that were admitted; for the next step.
+        reused: blocks in the pool that these have found.
+        withdrawn: keys of blocks that are shared no more.
+        preempted: those that lost their pages, since the last step.
     """
 
     def __init__(self, allocator: PageAllocator) -> None:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
+        self.loading: set[Sequence] = set()
+        self.loads: list[BlockLoad] = []
+        self.reused: list[PublishedBlock] = []
+        self.withdrawn: list[bytes] = []
+        self.preempted: list[Sequence] = []
         self._allocator = allocator
         self._by_id: dict[str, Sequence] = {}
 
@@ -31,26 +43,78 @@ class Roster:
         """The unfinished sequence of that id."""
         return self._by_id.get(request_id)
 
-    def enqueue(self, sequence: Sequence) -> None:
-        """Let a new sequence wait."""
-        sequence.status = Status.WAITING
+    def enqueue(self, sequence: Sequence, now: float, loading: bool = False) -> None:
+        """Let a new sequence wait, or load first."""
+        sequence.stats.arrival = now
+        sequence.stats.enqueued = now
         self._by_id[sequence.request_id] = sequence
+        if loading:
+            sequence.status = Status.LOADING
+            self.loading.add(sequence)
+        else:
+            sequence.status = Status.WAITING
+            self.waiting.append(sequence)
+
+    def finish_loading(self, sequence: Sequence, found: FoundBlocks, now: float) -> None:
+        """Let a sequence that was loading wait."""
+        self.loading.remove(sequence)
+        sequence.found = found
+        sequence.stats.enqueued = now
+        sequence.status = Status.WAITING
         self.waiting.append(sequence)
 
     def admit(self) -> Sequence | None:
-        """Start the next waiting sequence, or None while there are too few pages.
+        """Start the next waiting sequence, or None while there are too few pages, or while another
+        one computes what it begins with.
 
         It gets the pages of all its committed tokens at once, so that prefill never preempts;
-        one page per running sequence stays free, for these to grow.
+        one page per running sequence stays free, for these to grow. Pages that hold its first
+        blocks already are shared, and what they hold is not computed again.
         """
         sequence = self.waiting[0]
-        pages = self._allocator.pages_for(len(sequence.tokens))
-        if pages + len(self.running) > self._allocator.free_pages:
+        allocator = self._allocator
+        keys = self._keys(sequence)
+        shared = allocator.find(keys)
+        payloads = sequence.found.after(len(shared))
+        if self._is_computed(keys[len(shared) + len(payloads) :], len(shared) + len(payloads)):
+            return None
+        if allocator.missing(len(sequence.tokens), shared) + len(self.running) > (
+            allocator.free_pages
+        ):
             return None
         self.running.append(self.waiting.popleft())
-        sequence.lease = self._allocator.allocate(pages)
+        pages = allocator.pages_for(len(sequence.tokens))
+        sequence.lease = allocator.allocate(pages - len(shared), shared)
         sequence.status = Status.RUNNING
+        sequence.found = FoundBlocks()
+        self.loads += map(BlockLoad, sequence.lease.pages[len(shared) :], payloads)
+        self.reused += [self._block(sequence, keys[i], i, page) for i, page in enumerate(shared)]
+        sequence.computed = (len(shared) + len(payloads)) * allocator.page_size
+        if sequence.stats.first_scheduled is None:
+            sequence.stats.cached = min(sequence.computed, sequence.prompt_length)
+            sequence.stats.loaded = min(len(payloads) * allocator.page_size, sequence.stats.cached)
+        self.publish(sequence)
         return sequence
+
+    def publish(self, sequence: Sequence) -> list[PublishedBlock]:
+        """Let others find what a running sequence has computed, page by page.
+
+        Returns:
+            The blocks that no page had before.
+        """
+        lease, block_keys = sequence.lease, sequence.block_keys
+        full = sequence.computed // self._allocator.page_size
+        if lease is None or block_keys is None or full <= lease.published:
+            return []
+        keys = block_keys.keys(sequence.tokens, full)
+        return [
+            self._block(sequence, keys[i], i, lease.pages[i])
+            for i in self._allocator.publish(lease, keys)
+        ]
+
+    def _block(self, sequence: Sequence, key: bytes, index: int, page: int) -> PublishedBlock:
+        size = self._allocator.page_size
+        return PublishedBlock(key, tuple(sequence.tokens[index * size : (index + 1) * size]), page)
 
     def hold_root(self, sequence: Sequence) -> bool:
         """Get the page for the root's slot, preempting the youngest if need be.
@@ -88,12 +152,17 @@ class Roster:
         """End an unfinished sequence."""
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
+        elif sequence.status is Status.LOADING:
+            self.loading.remove(sequence)
         else:
             self.waiting.remove(sequence)
         del self._by_id[sequence.request_id]
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         sequence.stats.finished = now
+        if reason == "error" and sequence.lease is not None:
+            # what led to it may lie in its KV
+            self.withdrawn += self._allocator.withdraw(sequence.lease)
         self._release(sequence)
 
     def check_integrity(self) -> None:
@@ -103,25 +172,55 @@ class Roster:
             IntegrityError: says what does not.
         """
         self._allocator.check_integrity(s.lease for s in self.running if s.lease is not None)
-        everyone = [*self.running, *self.waiting]
+        in_order = [*self.running, *self.waiting]
+        everyone = [*in_order, *self.loading]
         faults = []
         if len(everyone) != len(self._by_id) or set(everyone) != set(self._by_id.values()):
             faults.append("queues and the register of requests differ")
-        arrivals = [s.stats.arrival for s in everyone]
+        arrivals = [s.stats.enqueued for s in in_order]
         if arrivals != sorted(arrivals):
             faults.append("requests are out of the order of arrival")
         unfit = [s.request_id for s in self.running if not _may_run(s)]
-        unfit += [s.request_id for s in self.waiting if not _may_wait(s)]
+        unfit += [s.request_id for s in self.waiting if not _may_wait(s, Status.WAITING)]
+        unfit += [s.request_id for s in self.loading if not _may_wait(s, Status.LOADING)]
         if unfit:
             faults.append(f"in a queue where their state does not allow it: {unfit}")
         if faults:
             raise IntegrityError("; ".join(faults))
+
+    def blocks_wanted(self, sequence: Sequence) -> tuple[int, Items[bytes]]:
+        """The index of the first block that is in no page, and the keys from there on."""
+        keys = self._keys(sequence)
+        first = len(self._allocator.find(keys))
+        return first, keys[first:]
+
+    def _is_computed(self, missing: Items[bytes], index: int) -> bool:
+        """Whether a running prefill computes the first of ``missing``, the block at ``index``.
+
+        To wait for it takes no longer than to compute it a second time beside it.
+        """
+        size = self._allocator.page_size
+        return bool(missing) and any(
+            other.block_keys.keys(other.tokens, index + 1)[index] == missing[0]
+            for other in self.running
+            if not other.decoding and other.block_keys and len(other.tokens) >= (index + 1) * size
+        )
+
+    def _keys(self, sequence: Sequence) -> Items[bytes]:
+        """Keys of a waiting sequence's full blocks. Its last token is never in one of them: the
+        next one is drawn from a row of its own.
+        """
+        if sequence.block_keys is None:
+            return ()
+        full = (len(sequence.tokens) - 1) // self._allocator.page_size
+        return sequence.block_keys.keys(sequence.tokens, full)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
         sequence.status = Status.WAITING
         sequence.stats.preemptions += 1
+        self.preempted.append(sequence)
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
@@ -132,6 +231,7 @@ class Roster:
         sequence.computed = 0
         sequence.decoding = False
         sequence.draft = None
+        sequence.found = FoundBlocks()
 
 
 def _may_run(sequence: Sequence) -> bool:
@@ -141,6 +241,6 @@ def _may_run(sequence: Sequence) -> bool:
     return sequence.status is Status.RUNNING and chased and covered
 
 
-def _may_wait(sequence: Sequence) -> bool:
+def _may_wait(sequence: Sequence, status: Status) -> bool:
     idle = sequence.lease is None and sequence.computed == 0 and not sequence.decoding
-    return sequence.status is Status.WAITING and idle
+    return sequence.status is status and idle

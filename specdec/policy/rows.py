@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specdec.params import SamplingParams
 from specdec.policy.budget import Budget
+from specdec.policy.sequence import Sequence as SequenceState
 from specdec.policy.tree import DraftTree
 
 #: Chance that a sampled candidate is accepted, as far as may be known before it is drawn.
@@ -20,6 +21,54 @@ def drawn_at_random(params: SamplingParams) -> bool:
     another text. So their number is the drafter's, cut by depth alone where rows are short.
     """
     return params.acceptance == "rejection" and not params.greedy
+
+
+def usable_draft(sequence: SequenceState, depth: int, limit: int) -> DraftTree:
+    """What of a sequence's draft can be verified; its root alone where there is none.
+
+    Args:
+        sequence: decoding.
+        depth: of the deepest node that can be committed.
+        limit: most nodes.
+
+    Raises:
+        ValueError: the draft grows from another token than the last committed one.
+    """
+    draft = sequence.draft
+    if draft is None or not sequence.params.speculation:
+        return DraftTree.root_only(sequence.tokens[-1])
+    if draft.tokens[0] != sequence.tokens[-1]:
+        raise ValueError(f"the draft of {sequence.request_id} grows from another token")
+    tree = draft.limit_depth(depth)
+    limit = min(limit, sequence.params.max_nodes or limit)
+    return tree if len(tree) <= limit else tree.prefix(limit)
+
+
+def choose_trees(
+    drafts: Sequence[DraftTree],
+    decodes: Sequence[SequenceState],
+    rows: int,
+    budget: Budget,
+    hold: Callable[[SequenceState, int], int],
+) -> list[DraftTree]:
+    """What to verify of the drafts in a step.
+
+    Args:
+        drafts: one per sequence.
+        decodes: the sequences.
+        rows: most candidates in all.
+        budget: decides how many pay.
+        hold: gets a sequence slots for a tree of that size, and says how many it got: a tree is
+            cut to the free pages rather than anyone preempted for it.
+    """
+    keys = sum(map(len, decodes))
+    sizes = tree_sizes(drafts, [s.params for s in decodes], keys, rows, budget)
+    trees = []
+    for sequence, draft, size in zip(decodes, drafts, sizes, strict=True):
+        if size > 1:
+            size = hold(sequence, size)
+        trees.append(draft.prefix(size) if size < len(draft) else draft)
+    return trees
 
 
 def tree_sizes(

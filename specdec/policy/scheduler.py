@@ -26,14 +26,14 @@ from specdec.policy.plan import (
     CommitResult,
     Committed,
     KvMove,
+    PublishedBlock,
     SchedulerConfig,
     Segment,
     StepPlan,
 )
 from specdec.policy.roster import Roster
-from specdec.policy.rows import tree_sizes
-from specdec.policy.sequence import Sequence, Status
-from specdec.policy.tree import DraftTree
+from specdec.policy.rows import choose_trees, usable_draft
+from specdec.policy.sequence import FoundBlocks, Sequence, Status
 from specdec.policy.verdict import Verdict
 
 __all__ = ["Scheduler", "SchedulerConfig"]
@@ -75,8 +75,22 @@ class Scheduler:
         """Whether any request is unfinished."""
         return len(self._roster) > 0
 
-    def add(self, sequence: Sequence) -> None:
+    @property
+    def loading(self) -> int:
+        """Sequences that wait for their blocks."""
+        return len(self._roster.loading)
+
+    @property
+    def pool_limit(self) -> int:
+        """Committed tokens at which a sequence ends, as no root beyond would find a slot."""
+        return self._slots + 1
+
+    def add(self, sequence: Sequence, loading: bool = False) -> None:
         """Queue a sequence.
+
+        Args:
+            sequence: new.
+            loading: it takes its place in the queue only when ``loaded`` is called.
 
         Raises:
             ContextLengthError: it can never emit a token within model length and pool.
@@ -86,11 +100,21 @@ class Scheduler:
         if self._roster.find(sequence.request_id) is not None:
             raise RequestError(f"request id {sequence.request_id!r} is in use", "request_id")
         check_request(sequence, self.config.max_model_length, self._slots)
-        waiting = len(self._roster.waiting)
+        waiting = len(self._roster.waiting) + len(self._roster.loading)
         if waiting >= self.config.max_waiting:
             raise QueueFullError(f"{waiting} requests wait already; retry later")
-        sequence.stats.arrival = self._clock()
-        self._roster.enqueue(sequence)
+        self._roster.enqueue(sequence, self._clock(), loading)
+
+    def loaded(self, sequence: Sequence, found: FoundBlocks) -> None:
+        """Enter what came of loading; nothing happens if the sequence has ended meanwhile."""
+        if sequence.status is Status.LOADING:
+            self._roster.finish_loading(sequence, found, self._clock())
+
+    def blocks_wanted(self, sequence: Sequence) -> tuple[int, Items[bytes]]:
+        """Of a new sequence, the blocks worth loading: the index of the first one that is in no
+        page, and the keys from there on.
+        """
+        return self._roster.blocks_wanted(sequence)
 
     def find(self, request_id: str) -> Sequence | None:
         """The unfinished sequence of that id."""
@@ -124,7 +148,13 @@ class Scheduler:
         wanted = sum(map(self._chunk, prefills))
 
         reserved = min(wanted, max(rows // 2, 1), rows)
-        trees = self._trees(decodes, rows - reserved)
+        trees = choose_trees(
+            [usable_draft(s, self.draft_depth(s), self.config.max_tree_nodes) for s in decodes],
+            decodes,
+            rows - reserved,
+            self._budget,
+            self._roster.hold_scratch,
+        )
         segments = [
             Segment(s, len(s.tokens) - 1, tree.tokens, tree, True)
             for s, tree in zip(decodes, trees, strict=True)
@@ -143,12 +173,18 @@ class Scheduler:
             rows, left = rows - length, left - length
             start, end = sequence.computed, sequence.computed + length
             ends = end == len(sequence.tokens)
-            segments.append(Segment(sequence, start, tuple(sequence.tokens[start:end]), None, ends))
+            chunk = tuple(sequence.tokens[start:end])
+            every_row = sequence.wants_every_row(start)
+            segments.append(Segment(sequence, start, chunk, None, ends, every_row))
         now = self._clock()
         for segment in segments:
             if segment.sequence.stats.first_scheduled is None:
                 segment.sequence.stats.first_scheduled = now
-        return StepPlan(tuple(segments), self.config.token_budget - rows)
+        loads, reused = tuple(self._roster.loads), tuple(self._roster.reused)
+        preempted = tuple(self._roster.preempted)
+        self._roster.loads, self._roster.reused, self._roster.preempted = [], [], []
+        rows = self.config.token_budget - rows
+        return StepPlan(tuple(segments), rows, loads, reused, preempted)
 
     def commit(self, plan: StepPlan, verdicts: Items[Verdict | None]) -> CommitResult:
         """Enter what the forward of ``plan`` gave.
@@ -163,6 +199,7 @@ class Scheduler:
         moves = KvMove([], [])
         committed: list[Committed] = []
         finished: list[Sequence] = []
+        published: list[PublishedBlock] = []
         row = logits_row = 0
         now = self._clock()
         for segment, verdict in zip(plan.segments, verdicts, strict=True):
@@ -176,6 +213,7 @@ class Scheduler:
             elif not segment.wants_logits:
                 sequence.computed += len(segment.tokens)
                 sequence.stats.prefill_chunks += 1
+                published += self._roster.publish(sequence)
             elif verdict is None:
                 raise ValueError(f"no verdict for {sequence.request_id}")
             else:
@@ -187,18 +225,21 @@ class Scheduler:
                         sequence,
                         verdict.tokens[:taken],
                         row + node,
-                        logits_row + (node if segment.tree else 0),
+                        logits_row + (node if segment.tree else segment.logit_rows - 1),
                     )
                 )
+                # also of one that ends: a chat's next turn begins with its tokens
+                add_moves(moves, segment, verdict.nodes[:taken])
+                published += self._roster.publish(sequence)
                 if reason is not None:
                     self._roster.finish(sequence, reason, now)
                     finished.append(sequence)
                 else:
-                    add_moves(moves, segment, verdict.nodes)
                     self._roster.drop_scratch(sequence)
             row += len(segment.tokens)
             logits_row += segment.logit_rows
-        return CommitResult(moves, tuple(committed), tuple(finished))
+        withdrawn, self._roster.withdrawn = tuple(self._roster.withdrawn), []
+        return CommitResult(moves, tuple(committed), tuple(finished), tuple(published), withdrawn)
 
     def check_integrity(self) -> None:
         """Prove that pages, queues and states agree.
@@ -217,6 +258,8 @@ class Scheduler:
         admitted: list[Sequence] = []
         roster = self._roster
         while rows > 0 and roster.waiting and len(roster.running) < self.config.max_sequences:
+            if len(roster.loads) >= self.config.max_loads:
+                break
             sequence = roster.admit()
             if sequence is None:
                 break
@@ -224,36 +267,12 @@ class Scheduler:
             rows -= self._chunk(sequence)
         return admitted
 
-    def _trees(self, decodes: Items[Sequence], rows: int) -> list[DraftTree]:
-        """Per decode the tree to verify, with ``rows`` candidates in all at most, cut to the
-        free pages rather than anyone preempted for it.
-        """
-        trees = [self._usable_draft(s) for s in decodes]
-        keys = sum(map(len, decodes))
-        sizes = tree_sizes(trees, [s.params for s in decodes], keys, rows, self._budget)
-        for i, size in enumerate(sizes):
-            if size > 1:
-                size = self._roster.hold_scratch(decodes[i], size)
-            if size < len(trees[i].tokens):
-                trees[i] = trees[i].prefix(size)
-        return trees
-
-    def _usable_draft(self, sequence: Sequence) -> DraftTree:
-        draft = sequence.draft
-        if draft is None or not sequence.params.speculation:
-            return DraftTree.root_only(sequence.tokens[-1])
-        if draft.tokens[0] != sequence.tokens[-1]:
-            raise ValueError(f"the draft of {sequence.request_id} grows from another token")
-        tree = draft.limit_depth(self.draft_depth(sequence))
-        limit = self.config.max_tree_nodes
-        return tree if len(tree) <= limit else tree.prefix(limit)
-
     def _advance(
         self, segment: Segment, verdict: Verdict, now: float
     ) -> tuple[int, FinishReason | None]:
         """Commit a walk; returns how many of its tokens were kept, and why it ends, if so."""
         sequence, stats = segment.sequence, segment.sequence.stats
-        taken, reason = take_tokens(sequence, verdict.tokens, self._slots + 1)
+        taken, reason = take_tokens(sequence, verdict.tokens, self.pool_limit)
         if segment.tree is not None:
             stats.count_round(segment.tree, taken - 1)
         else:

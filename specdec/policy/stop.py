@@ -8,6 +8,7 @@ from typing import Literal
 
 from specdec.errors import RequestError
 from specdec.params import SamplingParams
+from specdec.policy.constraint import Constraint
 
 #: What a decoder puts for bytes that are no (or not yet) UTF-8.
 REPLACEMENT = "\ufffd"
@@ -21,7 +22,7 @@ class StopVerdict:
 
     Attributes:
         reason: ``stop`` or ``length``.
-        matched: the stop token or stop string met; None for ``length``.
+        matched: the stop token or stop string met; None for ``length`` and a grammar's end.
         hide_token: whether the token is no part of the text (an end token).
     """
 
@@ -32,7 +33,13 @@ class StopVerdict:
 
 class StopChecker:
     """Checks tokens one by one, in the order that plain decoding would meet the conditions:
-    end tokens, stop strings, ``max_tokens``, the model's length.
+    end tokens, stop strings, the grammar's end, ``max_tokens``, the model's length.
+
+    Attributes:
+        max_length: most committed tokens.
+        prompt_length: tokens of the prompt.
+        end_tokens: that end the request.
+        constraint: whose completion ends it; set by who knows it.
 
     Everything but the stop strings is stateless; their state follows the tokens checked and is
     rebuilt where a request resumes with tokens that this object has not seen. The cost of a
@@ -59,8 +66,10 @@ class StopChecker:
         """
         self.max_length = max_length
         self.prompt_length = prompt_length
+        self.constraint: Constraint | None = None
         self._last_length = min(prompt_length + params.max_tokens, max_length)
-        self._end_tokens = params.stop_token_ids | (
+        self._min_tokens = params.min_tokens
+        self.end_tokens = params.stop_token_ids | (
             frozenset() if params.ignore_eos else frozenset(eos_ids)
         )
         self._finder: _StopStrings | None = None
@@ -79,12 +88,16 @@ class StopChecker:
         Args:
             tokens: all committed tokens before it, prompt included.
         """
-        if new_token in self._end_tokens:
+        if new_token in self.end_tokens:
             return StopVerdict("stop", new_token, hide_token=True)
         if self._finder is not None:
             found = self._finder.add(tokens, new_token)
-            if found is not None:
+            if found is not None and len(tokens) + 1 - self.prompt_length > self._min_tokens:
                 return StopVerdict("stop", found)
+        if self.constraint is not None and self.constraint.is_complete(
+            [*tokens[self.prompt_length :], new_token]
+        ):
+            return StopVerdict("stop")
         if len(tokens) + 1 >= self._last_length:
             return StopVerdict("length")
         return None
@@ -116,6 +129,8 @@ class _StopStrings:
         self._window: list[int] = []
         self._read = 0
         self._tail = ""
+        self._tail_end = 0  # characters of the output up to where the tail ends
+        self._searched = 0  # characters of the output that were seen
         self._seen = self._prompt_length
 
     def add(self, tokens: Sequence[int], new_token: int) -> str | None:
@@ -124,27 +139,37 @@ class _StopStrings:
             self._reset()
             for token in tokens[self._prompt_length :]:
                 self._push(token)
-        fresh = self._push(new_token)
-        hits = [(place, stop) for stop in self._stops if (place := fresh.find(stop)) >= 0]
+        fresh, added = self._push(new_token)
+        hits = [
+            (place, stop)
+            for stop in self._stops
+            if (place := fresh.find(stop, max(0, len(fresh) - added - len(stop) + 1))) >= 0
+        ]
         return min(hits)[1] if hits else None
 
-    def _push(self, token: int) -> str:
-        """Take a token; returns the end of the text that a new match must lie in."""
+    def _push(self, token: int) -> tuple[str, int]:
+        """Take a token; returns the end of the text that a new match must lie in, and how many
+        of its last characters were not there before.
+        """
         self._seen += 1
         self._window.append(token)
         before = self._text(self._read)
         text = self._text(len(self._window))[len(before) :]
         whole = bool(text) and not text.endswith(REPLACEMENT)
-        fresh = self._tail + (text if whole else text.rstrip(REPLACEMENT))
+        certain = text if whole else text.rstrip(REPLACEMENT)
+        fresh = self._tail + certain
+        added = max(0, self._tail_end + len(certain) - self._searched)
+        self._searched += added
         settled = len(self._window)
         if not whole:
             settled -= MAX_PENDING - 1
             text = self._text(settled)[len(before) :] if settled > self._read else ""
         if settled > self._read:
             self._tail = (self._tail + text)[-self._keep :] if self._keep else ""
+            self._tail_end += len(text)
             del self._window[: self._read]
             self._read = settled - self._read
-        return fresh
+        return fresh, added
 
     def _text(self, count: int) -> str:
         return self._detokenize(self._window[:count]) if count > 0 else ""

@@ -1,6 +1,6 @@
 """From logits to tokens: pure functions over rows, with randomness passed in.
 
-Order: logit bias, penalties, temperature, top-k, top-p, min-p. It equals transformers'
+Order: mask, logit bias, penalties, temperature, top-k, top-p, min-p. It equals transformers'
 processors, ties included. Rows never influence each other, so a row gives the same token
 alone and in any batch.
 """
@@ -54,8 +54,8 @@ def process_logits(
 
     Args:
         logits: ``[R, V]`` float32; not modified.
-        params: one per row; rows of temperature 0 get bias and penalties alone.
-        histories: one per row; None leaves the penalties out.
+        params: one per row; rows of temperature 0 get no filters.
+        histories: one per row; None leaves masks and penalties out.
         windows: widths of the partial filters to try before sorting a row.
 
     Returns:

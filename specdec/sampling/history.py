@@ -1,4 +1,4 @@
-"""What depends on the tokens that came before: logit bias and penalties, exact per row."""
+"""What depends on the tokens that came before, exact per row: masks, bias and penalties."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.params import SamplingParams
@@ -19,21 +21,23 @@ class RowHistory:
     Attributes:
         prompt: tokens of the prompt.
         output: tokens emitted since, and for a tree node those of its path too, its own included.
+        allowed: ``[V]`` which tokens may come next; None where all may.
     """
 
     prompt: Sequence[int]
     output: Sequence[int]
+    allowed: NDArray[np.bool_] | None = None
 
 
 def needs_adjusting(params: SamplingParams) -> bool:
     """Whether :func:`adjust_logits` changes anything for such a row, greedy rows included."""
-    return params.has_penalties or bool(params.logit_bias)
+    return params.has_penalties or params.is_constrained or bool(params.logit_bias)
 
 
 def adjust_logits(
     logits: Tensor, params: Sequence[SamplingParams], histories: Sequence[RowHistory | None]
 ) -> Tensor:
-    """Add logit biases, then apply repetition, frequency and presence penalties.
+    """Forbid tokens, add logit biases, apply repetition, frequency and presence penalties.
 
     The repetition penalty (Keskar et al. 2019) counts prompt and output and equals
     transformers' RepetitionPenaltyLogitsProcessor; the other two count the output alone, as
@@ -42,7 +46,7 @@ def adjust_logits(
     Args:
         logits: ``[R, V]`` float32; not modified.
         params: one per row.
-        histories: one per row; None leaves the penalties out, as for a draft's logits.
+        histories: one per row; None leaves masks and penalties out.
 
     Returns:
         ``[R, V]``: ``logits`` itself where no row asks for anything.
@@ -51,6 +55,9 @@ def adjust_logits(
         return logits
     logits = logits.clone()
     for number, (p, history) in enumerate(zip(params, histories, strict=True)):
+        if history is not None and history.allowed is not None:
+            forbidden = torch.from_numpy(~history.allowed).to(logits.device)
+            logits[number].masked_fill_(forbidden, -torch.inf)
         if p.logit_bias:
             ids, biases = _columns(p.logit_bias, logits[number])
             logits[number, ids] += biases

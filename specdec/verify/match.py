@@ -16,28 +16,38 @@ from torch import Tensor
 from specdec.policy.tree import walk
 from specdec.policy.verdict import Verdict
 from specdec.sampling import argmax_rows, needs_adjusting, sample
-from specdec.verify.walks import VerifyInput, Walk, gather_rows, go_on, non_finite, walk_noise
+from specdec.verify.walks import (
+    VerifyInput,
+    Walk,
+    gather_rows,
+    go_on,
+    non_finite,
+    walk_noise,
+    with_histories,
+)
 
 
 def verify_match(inputs: Sequence[VerifyInput]) -> list[Verdict]:
     """Verdicts of the match rule, one per input; lossless.
 
-    Greedy requests without penalties cost one argmax over all rows. Otherwise the trees are
-    walked together, one level at a time, so that only visited rows are sampled.
+    Greedy requests whose logits nothing adjusts cost one argmax over all their rows. The other
+    trees are walked together, one level at a time, so that only visited rows are sampled.
     """
-    if all(i.params.greedy and not needs_adjusting(i.params) for i in inputs):
-        return _verify_greedy(inputs)
-    walks = [Walk(i) for i in inputs]
-    active = walks
+    simple = [i.params.greedy and not needs_adjusting(i.params) for i in inputs]
+    plain = [one for one, alone in zip(inputs, simple, strict=True) if alone]
+    judged = iter(_verify_greedy(plain) if plain else [])
+    walks = [Walk(one) for one, alone in zip(inputs, simple, strict=True) if not alone]
+    active, histories = with_histories(walks)
     while active:
         tokens, finite = sample(
             gather_rows(active),
             [w.source.params for w in active],
-            [w.history for w in active],
+            histories,
             walk_noise(active)[:, 0],
         )
-        active = go_on(active, tokens, finite)
-    return [one.verdict() for one in walks]
+        active, histories = with_histories(go_on(active, tokens, finite))
+    walked = iter([one.verdict() for one in walks])
+    return [next(judged if alone else walked) for alone in simple]
 
 
 def _verify_greedy(inputs: Sequence[VerifyInput]) -> list[Verdict]:

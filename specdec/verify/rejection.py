@@ -24,9 +24,16 @@ from torch import Tensor
 
 from specdec import noise
 from specdec.policy.verdict import Verdict
-from specdec.sampling import finite_rows, invert, process_logits
+from specdec.sampling import RowHistory, finite_rows, invert, process_logits
 from specdec.verify.match import verify_match
-from specdec.verify.walks import VerifyInput, Walk, gather_rows, go_on, walk_noise
+from specdec.verify.walks import (
+    VerifyInput,
+    Walk,
+    gather_rows,
+    go_on,
+    walk_noise,
+    with_histories,
+)
 
 
 def sample_siblings(p: Tensor, count: int, seed: int, position: int) -> list[tuple[int, float]]:
@@ -85,9 +92,9 @@ def verify_rejection(inputs: Sequence[VerifyInput]) -> list[Verdict]:
     sampled = [_has_sampled_draft(i) for i in inputs]
     others = [i for i, chosen in zip(inputs, sampled, strict=True) if not chosen]
     walks = [Walk(i) for i, chosen in zip(inputs, sampled, strict=True) if chosen]
-    active = walks
+    active, histories = with_histories(walks)
     while active:
-        active = go_on(active, *_decide(active))
+        active, histories = with_histories(go_on(active, *_decide(active, histories)))
     walked = iter([one.verdict() for one in walks])
     matched = iter(verify_match(others) if others else [])
     return [next(walked if chosen else matched) for chosen in sampled]
@@ -143,11 +150,9 @@ def _has_sampled_draft(one: VerifyInput) -> bool:
     return not one.params.greedy and one.draft_probabilities is not None and len(one.tree) > 1
 
 
-def _decide(walks: Sequence[Walk]) -> tuple[Tensor, Tensor]:
+def _decide(walks: Sequence[Walk], histories: Sequence[RowHistory | None]) -> tuple[Tensor, Tensor]:
     """Each walk's next token ``[S]``, and whether its row was finite ``[S]``."""
-    processed = process_logits(
-        gather_rows(walks), [w.source.params for w in walks], [w.history for w in walks]
-    )
+    processed = process_logits(gather_rows(walks), [w.source.params for w in walks], histories)
     rest = processed.softmax(-1)
     width = max(len(w.children) for w in walks)
     numbers = walk_noise(

@@ -17,7 +17,7 @@ import torch
 from specdec.params import SamplingParams
 from specdec.policy.verdict import Verdict
 from specdec.sampling import process_logits, sample
-from specdec.verify.walks import VerifyInput, Walk, gather_rows, walk_noise
+from specdec.verify.walks import VerifyInput, Walk, gather_rows, walk_noise, with_histories
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,27 @@ def verify_typical(inputs: Sequence[VerifyInput]) -> list[Verdict]:
         for branch in level:
             if branch.rank > best[branch.owner].rank:
                 best[branch.owner] = branch
-    walks = [branch.walk for branch in best]
-    tokens, finite = sample(
-        gather_rows(walks),
-        [w.source.params for w in walks],
-        [w.history for w in walks],
-        walk_noise(walks)[:, 0],
-    )
-    for walk, token, usable in zip(walks, tokens.tolist(), finite.tolist(), strict=True):
-        if usable:
-            walk.tokens.append(token)
-        else:
-            walk.fail()
-    return [walk.verdict() for walk in walks]
+    able, histories = with_histories([branch.walk for branch in best])
+    if able:
+        params = [w.source.params for w in able]
+        tokens, finite = sample(gather_rows(able), params, histories, walk_noise(able)[:, 0])
+        for walk, token, usable in zip(able, tokens.tolist(), finite.tolist(), strict=True):
+            if usable:
+                walk.tokens.append(token)
+            else:
+                walk.fail()
+    return [branch.walk.verdict() for branch in best]
 
 
 def _accepted(forks: Sequence[_Branch], params: Sequence[SamplingParams]) -> list[_Branch]:
     """The branches extended by each child that passes."""
-    walks = [branch.walk for branch in forks]
-    q = process_logits(gather_rows(walks), params, [w.history for w in walks]).softmax(-1)
+    walks, histories = with_histories([branch.walk for branch in forks])
+    if len(walks) < len(forks):  # those that cannot be judged are not extended
+        kept = [i for i, branch in enumerate(forks) if branch.walk.error is None]
+        forks, params = [forks[i] for i in kept], [params[i] for i in kept]
+    if not walks:
+        return []
+    q = process_logits(gather_rows(walks), params, histories).softmax(-1)
     entropies = torch.special.entr(q).sum(-1).tolist()
     pairs = [(number, child) for number, w in enumerate(walks) for child in w.children]
     rows = torch.tensor([number for number, _ in pairs], device=q.device)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from specdec import noise
+from specdec.errors import GrammarError
 from specdec.params import SamplingParams
+from specdec.policy.constraint import Constraint
 from specdec.policy.tree import DraftTree
 from specdec.policy.verdict import Verdict
 from specdec.sampling import RowHistory
@@ -32,6 +34,7 @@ class VerifyInput:
             children of node i were sampled from (it depends on the path where the heads do;
             rows of leaves mean nothing); None for candidates that were not sampled. Read
             by ``rejection`` alone.
+        constraint: on the tokens, where the request has one.
 
     Raises:
         ValueError: the parts do not fit each other.
@@ -43,6 +46,7 @@ class VerifyInput:
     committed: Sequence[int]
     prompt_length: int
     draft_probabilities: Tensor | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         if len(self.logits) != len(self.tree):
@@ -66,10 +70,15 @@ class VerifyInput:
         return len(self.committed)
 
     def history(self, node: int) -> RowHistory:
-        """The tokens before the one that ``node``'s row decides about."""
+        """The tokens before the one that ``node``'s row decides about, and which it may be.
+
+        Raises:
+            GrammarError: that cannot be told.
+        """
         output = [*self.committed[self.prompt_length :]]
         output += [self.tree.tokens[i] for i in self.tree.path_to(node)[1:]]
-        return RowHistory(self.committed[: self.prompt_length], output)
+        allowed = None if self.constraint is None else self.constraint.allowed(output)
+        return RowHistory(self.committed[: self.prompt_length], output, allowed)
 
 
 @dataclass
@@ -113,9 +122,14 @@ class Walk:
 
     @property
     def history(self) -> RowHistory | None:
-        """The tokens before that successor, where the parameters need them."""
-        needed = self.source.params.has_penalties
-        return self.source.history(self.node) if needed else None
+        """What that successor depends on, where the parameters make it depend on anything.
+
+        Raises:
+            GrammarError: that cannot be told.
+        """
+        source = self.source
+        needed = source.params.has_penalties or source.constraint is not None
+        return source.history(self.node) if needed else None
 
     def follow(self, token: int) -> bool:
         """Commit a token and go to the child that holds it; False if none does."""
@@ -131,9 +145,9 @@ class Walk:
         token = self.source.tree.tokens[child]
         return Walk(self.source, [*self.nodes, child], [*self.tokens, token])
 
-    def fail(self) -> None:
-        """End the walk at logits that cannot be used."""
-        self.error = non_finite(self.position).error
+    def fail(self, error: str | None = None) -> None:
+        """End the walk, at logits that cannot be used if no other reason is given."""
+        self.error = error or non_finite(self.position).error
 
     def verdict(self) -> Verdict:
         """Of the finished walk."""
@@ -145,6 +159,20 @@ class Walk:
 def non_finite(position: int) -> Verdict:
     """The verdict on a walk that reached a row without usable numbers."""
     return Verdict.failure(f"the model produced non-finite logits at position {position}")
+
+
+def with_histories(walks: Sequence[Walk]) -> tuple[list[Walk], list[RowHistory | None]]:
+    """The walks that can go on, with what their next tokens depend on; the others fail."""
+    able: list[Walk] = []
+    histories: list[RowHistory | None] = []
+    for walk in walks:
+        try:
+            histories.append(walk.history)
+        except GrammarError as error:
+            walk.fail(str(error))
+        else:
+            able.append(walk)
+    return able, histories
 
 
 def go_on(walks: Sequence[Walk], tokens: Tensor, finite: Tensor) -> list[Walk]:

@@ -7,13 +7,14 @@ the committed tokens wherever a segment reads.
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import dataclass, field
 
 from specdec.params import SamplingParams
 from specdec.policy.pages import PageAllocator
 from specdec.policy.plan import CommitResult, Segment, StepPlan
 from specdec.policy.scheduler import Scheduler
-from specdec.policy.sequence import Sequence, Status
+from specdec.policy.sequence import FoundBlocks, Sequence, Status
 from specdec.policy.stop import StopChecker
 from specdec.policy.tree import DraftTree, walk
 from specdec.policy.verdict import Verdict
@@ -21,6 +22,7 @@ from tests.policy.budgets import AnyBudget
 from tests.policy.world import (
     EOS,
     VOCAB,
+    Blocks,
     Memory,
     Mover,
     World,
@@ -41,6 +43,7 @@ class Request:
     reason: str
     kv: list[int]
     deadline: int
+    blocks: Blocks | None
 
 
 @dataclass
@@ -52,6 +55,8 @@ class Simulation:
     move: Mover = move_in_order
     requests: dict[str, Request] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    #: Per request that is loading, the first block it waits for and how many will come.
+    loading: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         world = self.world
@@ -94,11 +99,17 @@ class Simulation:
             speculation=rng.random() < world.speculation,
         )
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
+        blocks = None
         kv = [rng.getrandbits(64)]
+        if world.tenants:
+            blocks = Blocks(rng.randrange(world.tenants), world.page_size)
+            kv = [blocks.tenant]
+            known, text = rng.randint(0, length), rng.randrange(3)
+            prompt[:known] = [(text + 5 * i) % VOCAB for i in range(known)]
         for token in prompt:
             kv.append(chain(kv[-1], token))
         answer, reason = plain_answer(world, kv[-1], length, params)
-        self.enqueue(prompt, length, params, answer, reason, kv)
+        self.enqueue(prompt, length, params, answer, reason, kv, blocks)
 
     def enqueue(
         self,
@@ -108,20 +119,41 @@ class Simulation:
         answer: list[int],
         reason: str,
         kv: list[int],
+        blocks: Blocks | None,
     ) -> None:
-        if len(self.scheduler.waiting) >= self.world.scheduler.max_waiting:
+        waiting = len(self.scheduler.waiting) + self.scheduler.loading
+        if waiting >= self.world.scheduler.max_waiting:
             return
         self.names += 1
         name, limit = str(self.names), self.world.scheduler.max_model_length
         checker = StopChecker(params, (EOS,), limit, prompt_length, text_of)
-        sequence = Sequence(name, tokens, prompt_length, params, checker)
-        self.scheduler.add(sequence)
+        sequence = Sequence(name, tokens, prompt_length, params, checker, blocks)
+        loading = blocks is not None and self.rng.random() < 0.3
+        self.scheduler.add(sequence, loading)
+        if loading:
+            first, keys = self.scheduler.blocks_wanted(sequence)
+            self.loading[name] = (first, self.rng.randint(0, len(keys)))
+            self.count("loading")
         # The bound on starvation: the oldest request has rows in every step, each of which
         # computes or commits one of its `longest` tokens at least, and is never preempted.
         # With k requests ahead, a request is the oldest once these have ended.
-        deadline = self.step_number + (len(self.requests) + 1) * (self.world.longest + 1)
-        self.requests[name] = Request(sequence, answer, reason, kv, deadline)
+        self.requests[name] = Request(sequence, answer, reason, kv, self.deadline(), blocks)
         self.count("requests")
+
+    def deadline(self) -> int:
+        return self.step_number + (len(self.requests) + 1) * (self.world.longest + 1)
+
+    def load(self) -> None:
+        """What some requests wait for comes in, whole or in part."""
+        for name in [name for name in self.loading if self.rng.random() < 0.3]:
+            first, count = self.loading.pop(name)
+            request, size = self.requests[name], self.world.page_size
+            payloads = [
+                struct.pack(f"<{size}Q", *request.kv[1 + i * size : 1 + (i + 1) * size])
+                for i in range(first, first + count)
+            ]
+            self.scheduler.loaded(request.sequence, FoundBlocks(first, tuple(payloads)))
+            request.deadline = self.deadline()
 
     def leave(self, crash: bool) -> None:
         """A client goes away; or a worker does, and the request comes again with what it has
@@ -134,6 +166,7 @@ class Simulation:
         assert before.lease is None
         assert before.finish_reason == "abort"
         del self.requests[before.request_id]
+        self.loading.pop(before.request_id, None)
         assert before.emitted == request.answer[: len(before.emitted)]
         self.count("crash" if crash else "abort")
         if crash:
@@ -144,13 +177,18 @@ class Simulation:
                 request.answer,
                 request.reason,
                 request.kv,
+                request.blocks,
             )
 
     def step(self) -> None:
         """One step: schedule, forward, verify, commit, move, draft."""
         self.step_number += 1
+        self.load()
         plan = self.scheduler.schedule()
         self.check_plan(plan)
+        for load in plan.loads:
+            self.memory[load.page][:] = struct.unpack(f"<{self.world.page_size}Q", load.payload)
+        self.count("loads", len(plan.loads))
         for segment in plan.segments:
             self.write(segment, self.kv_of_rows(segment))
         for segment in plan.segments:
@@ -167,7 +205,7 @@ class Simulation:
     def check_plan(self, plan: StepPlan) -> None:
         world, config = self.world, self.world.scheduler
         assert plan.rows == sum(len(s.tokens) for s in plan.segments) <= config.token_budget
-        assert bool(plan.segments) == self.scheduler.has_work
+        assert bool(plan.segments) == (len(self.requests) > len(self.loading))
         served = {s.sequence for s in plan.segments}
         assert len(served) == len(plan.segments)
         running = self.scheduler.running
@@ -266,12 +304,15 @@ class Simulation:
                 assert sequence.finish_reason == request.reason
             assert self.step_number <= request.deadline, "starved"
             self.check_stats(sequence)
-        for request in self.requests.values():
+        for name, request in self.requests.items():
+            if name in self.loading:
+                continue
             assert self.step_number <= request.deadline, "starved"
 
     def check_stats(self, sequence: Sequence) -> None:
         stats = sequence.stats
         self.count("preemptions", stats.preemptions)
+        self.count("cached", stats.cached)
         self.count("accepted", stats.accepted)
         self.count("drafted", stats.drafted)
         self.count("rounds", stats.rounds)

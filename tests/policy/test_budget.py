@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specdec.policy.budget import Source, StepSeen, UnlimitedBudget
 from specdec.policy.cost import CostCurve, StepCost
-from specdec.policy.measured import PROBE_EVERY, PROBE_STEPS, MeasuredBudget
+from specdec.policy.measured import MARGIN, PROBE_EVERY, PROBE_STEPS, MeasuredBudget
 from specdec.policy.tree import DraftTree
 
 Points = tuple[tuple[int, ...], tuple[float, ...]]
@@ -98,7 +98,7 @@ falling = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8).map(
 
 @settings(max_examples=100, deadline=None)
 @given(falling, st.integers(1, 4), st.sampled_from([AVX2, FREE]))
-def test_the_first_choice_has_the_highest_rate(
+def test_the_first_choice_has_about_the_highest_rate(
     chances: list[float], sequences: int, points: Points
 ) -> None:
     budget = new_budget(points)
@@ -111,7 +111,10 @@ def test_the_first_choice_has_the_highest_rate(
         return (sequences + sum(offered[:count])) / cost
 
     chosen = budget.candidates(offered, sequences, 0, 500)
-    assert rate(chosen) == pytest.approx(max(map(rate, range(len(offered) + 1))), rel=1e-6)
+    best = max(range(len(offered) + 1), key=rate)
+    assert chosen <= best
+    # what the margin may cost: a share of what the rows left out would have taken
+    assert rate(chosen) >= rate(best) * (1 - MARGIN)
 
 
 def test_free_rows_are_filled_and_dear_ones_must_pay() -> None:

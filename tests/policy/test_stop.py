@@ -58,6 +58,25 @@ def test_stop_strings_end_at_the_token_that_completes_one(
     assert (verdict is not None) == (first is not None)
     if verdict is not None:
         assert count == first
+
+
+@settings(max_examples=400)
+@given(st.lists(pieces, max_size=25), stops, st.integers(1, 25))
+def test_stop_strings_complete_before_min_tokens_do_not_count(
+    answer: list[int], stop: tuple[str, ...], least: int
+) -> None:
+    params = SamplingParams(stop=stop, min_tokens=least)
+    count, verdict = run(StopChecker(params, (), 1000, 1, detokenize), [1], answer)
+
+    def completes(k: int) -> bool:
+        """Whether a match ends in the text that token ``k`` brings."""
+        text, before = settled(answer[:k]), len(settled(answer[: k - 1]))
+        return any(text.find(s, max(0, before - len(s) + 1)) >= 0 for s in stop)
+
+    first = next((k for k in range(least + 1, len(answer) + 1) if completes(k)), None)
+    assert (verdict is not None) == (first is not None)
+    if verdict is not None:
+        assert count == first
         assert verdict.reason == "stop"
         assert verdict.matched in stop
         assert not verdict.hide_token

@@ -8,6 +8,7 @@ is known from a plain loop (``plain_answer``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from specdec.params import SamplingParams
@@ -50,8 +51,23 @@ def move_at_once(memory: Memory, moves: KvMove, page_size: int) -> None:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Keys that name all that the KV of a block depends on, tokens and tenant, in full."""
+
+    tenant: int
+    page_size: int
+
+    def keys(self, tokens: Items[int], count: int) -> list[bytes]:
+        return [bytes([self.tenant, *tokens[: (i + 1) * self.page_size]]) for i in range(count)]
+
+
+@dataclass(frozen=True)
 class World:
-    """A scheduler's limits, a pool, and what requests are like."""
+    """A scheduler's limits, a pool, and what requests are like.
+
+    With ``tenants``, requests of the same tenant share the KV of what they have in common,
+    and their prompts begin with one of a few texts; without, each has KV of its own.
+    """
 
     scheduler: SchedulerConfig
     num_pages: int
@@ -65,6 +81,7 @@ class World:
     acceptance: float = 0.6
     speculation: float = 0.9
     eos: float = 0.7
+    tenants: int = 0
 
     @property
     def slots(self) -> int:

@@ -59,7 +59,7 @@ def _cached(cache_dir: Path) -> ctypes.CDLL:
         shlex.split(os.environ.get("CXX", ""))
         or [found for found in map(shutil.which, _COMPILERS) if found][:1]
     )
-    text = b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
+    text = _sources()
     text += " ".join((*compiler, *FLAGS)).encode()
     name = f"kernels-{hashlib.sha256(text).hexdigest()[:16]}.so"
     path = _writable(cache_dir.expanduser() / "native") / name
@@ -84,6 +84,15 @@ def _cached(cache_dir: Path) -> ctypes.CDLL:
         os.replace(linked, path)
         os.replace(fresh, digest)
     return library
+
+
+def kernels_version() -> str:
+    """Changes with the code of the kernels, and so with how they round."""
+    return hashlib.sha256(_sources()).hexdigest()[:16]
+
+
+def _sources() -> bytes:
+    return b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS))
 
 
 def _digest(path: Path) -> str:
