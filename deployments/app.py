@@ -8,6 +8,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from deployments.autoscaling import serve_autoscaling
 from deployments.config import AppConfig, ReplicaSettings
 from deployments.gateway import Gateway
 from deployments.worker import Worker
@@ -19,20 +20,30 @@ def build_app(config: AppConfig) -> Application:
     Args:
         config: the ``args`` of the application; an unknown or bad key is an error.
     """
-    batch = config.engine.batch
+    return application(config, Worker)
+
+
+def application(config: AppConfig, worker_class: type[Worker]) -> Application:
+    """The same with another kind of worker."""
+    batch, routing = config.engine.batch, config.worker.routing
     worker = serve.deployment(
-        **_common(config.worker, config.worker.num_gpus),
+        **(_common(config.worker, config.worker.num_gpus) | serve_autoscaling(config)),
         # What the engine itself can hold and a few more, so that it is the engine that refuses.
         max_ongoing_requests=batch.max_sequences + batch.max_waiting + 8,
         max_queued_requests=config.worker.max_queued_requests,
-    )(Worker)
+        request_router_config={
+            "request_router_class": "deployments.router.PrefixRouter",
+            "request_router_kwargs": {"factor": routing.factor, "slack": routing.slack},
+            "request_routing_stats_period_s": routing.stats_period_s,
+        },
+    )(worker_class)
     gateway = serve.deployment(
         **_common(config.gateway),
         # The gateway turns requests away itself, in OpenAI's shape; Ray's proxy would not.
         max_ongoing_requests=100_000,
     )(serve.ingress()(Gateway))
-    application: Application = gateway.bind(config, worker.bind(config))
-    return application
+    bound: Application = gateway.bind(config, worker.bind(config))
+    return bound
 
 
 def _common(settings: ReplicaSettings, num_gpus: float = 0) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 from starlette.requests import ClientDisconnect, Request
@@ -9,38 +10,43 @@ from starlette.requests import ClientDisconnect, Request
 from deployments.errors import ApiError
 
 
-async def read_object(request: Request, limit: int) -> dict[str, object]:
-    """The JSON object in the body.
-
-    NaN and infinities pass, so that the check of the field that holds one can name it.
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
+    """The body of a request.
 
     Args:
         request: to read.
         limit: most bytes.
+        timeout_s: for all of it to arrive.
 
     Raises:
-        ApiError: 413 for a body over the limit, 400 for one that is no JSON object in UTF-8.
+        ApiError: 413 for a body over the limit, 408 for one that takes too long.
     """
-    return parse_object(await _read(request, limit))
-
-
-async def _read(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise _too_large(limit)
+        async with asyncio.timeout(timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise _too_large(limit)
     except ClientDisconnect as error:
         raise ApiError(400, "The client left before its request was complete.") from error
+    except TimeoutError as error:
+        message = f"The body of the request did not arrive within {timeout_s:g} s."
+        raise ApiError(408, message, code="request_timeout") from error
     return bytes(body)
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """Parse and check a body; see ``read_object``."""
+    """The JSON object in a body.
+
+    NaN and infinities pass, so that the check of the field that holds one can name it.
+
+    Raises:
+        ApiError: 400 for what is no JSON object in UTF-8.
+    """
     try:
         data = json.loads(body.decode())
         if b"\\u" in body:  # an escape can spell half of a surrogate pair, which is no text

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import ApiError, internal, log
+from deployments.metrics.request import note_error
 
 
 class ErrorBoundary:
@@ -33,10 +34,12 @@ class ErrorBoundary:
         try:
             await self._app(scope, receive, watch)
         except ApiError as error:
+            note_error(error)
             response = error.response()
         except Exception:  # the last resort  # noqa: BLE001
             request_id = f"req-{uuid.uuid4().hex}"
             log.exception("request %s failed", request_id)
+            note_error(internal(request_id))
             response = internal(request_id).response()
         else:
             return
@@ -48,9 +51,11 @@ async def http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    where = f"{request.method} {request.url.path}"
+    where = f"{request.method} {request.scope['path']}"  # request.url fails for some hosts
     if status == 405:
         message, code = f"Not allowed here: {where:.200}", "method_not_allowed"
     else:
         message, code = f"Unknown path: {where:.200}", "unknown_url"
-    return ApiError(status, message, code=code, headers=headers).response()
+    answer = ApiError(status, message, code=code, headers=headers)
+    note_error(answer)
+    return answer.response()

@@ -1,103 +1,88 @@
-"""The gateway's way to a worker: tokens of one choice as they come, Ray's errors as ours."""
+"""The gateway's way to the workers."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayError
-from ray.serve.exceptions import (
-    BackPressureError,
-    DeploymentUnavailableError,
-    RayServeException,
-)
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
+from deployments.attempt import Attempt, fault_of
+from deployments.config import AppConfig
 from deployments.errors import from_fault
-from deployments.messages import (
-    Event,
-    Fault,
-    GenerateRequest,
-    IntegrityReport,
-    WorkerInfo,
-)
-from specdec.outputs import RequestOutput
+from deployments.failover import TokenStream
+from deployments.failover_policy import FailoverPolicy
+from deployments.messages import GenerateRequest, IntegrityReport, WorkerInfo
+from deployments.metrics import table
+from deployments.metrics.recorder import Recorder
 
 if TYPE_CHECKING:
     from deployments.worker import Worker
 
 log = logging.getLogger("ray.serve")
 
-
-class TokenStream:
-    """The outputs of one accepted choice. ``close`` it, whatever happens."""
-
-    def __init__(
-        self, responses: DeploymentResponseGenerator[Event], request_id: str, retry_after_s: int
-    ) -> None:
-        self._responses = responses
-        self._request_id = request_id
-        self._retry_after_s = retry_after_s
-        self._ended = False
-
-    async def accepted(self) -> None:
-        """Wait until the engine has the request.
-
-        Raises:
-            ApiError: no worker takes it.
-        """
-        await self._next()
-
-    async def outputs(self) -> AsyncGenerator[RequestOutput]:
-        """All outputs, the last one finished.
-
-        Raises:
-            ApiError: the worker gave up.
-        """
-        while not self._ended:
-            event = await self._next()
-            if isinstance(event, RequestOutput):
-                self._ended = event.finished
-                yield event
-
-    def close(self) -> None:
-        """End the request in the engine if it still runs there."""
-        if not self._ended:
-            self._ended = True
-            self._responses.cancel()  # type: ignore[no-untyped-call]
-
-    async def _next(self) -> Event:
-        event: Event
-        try:
-            event = await anext(self._responses)
-        except StopAsyncIteration:
-            event = Fault("unavailable", "the worker ended the answer before its end")
-        except (RayError, RayServeException) as error:
-            event = fault_of(error)
-        if isinstance(event, Fault):
-            self._ended = True
-            raise from_fault(event, self._request_id, self._retry_after_s)
-        return event
+_ASK_AGAIN_S = 10.0
 
 
 class WorkerClient:
-    """Talks to the workers through their deployment's handle."""
+    """Talks to the workers through their deployment's handle.
 
-    def __init__(self, handle: DeploymentHandle[Worker], retry_after_s: int) -> None:
+    Args:
+        handle: of the deployment.
+        config: of the application.
+        recorder: counts what was sent again.
+    """
+
+    def __init__(
+        self, handle: DeploymentHandle[Worker], config: AppConfig, recorder: Recorder
+    ) -> None:
         self._handle = handle
         self._streams = handle.options(stream=True)
-        self._retry_after_s = retry_after_s
+        self._weights = config.weights
+        self._retry_after_s = config.gateway.retry_after_s
+        settings = config.gateway.failover
+        self._failover = FailoverPolicy(
+            settings,
+            max(0.0, config.worker.graceful_shutdown_timeout_s - settings.handover_margin_s),
+            self._retry_after_s,
+            counted=lambda outcome: recorder.add(table.RECOVERIES, 1, outcome),
+        )
 
     def start(self, request: GenerateRequest) -> TokenStream:
         """Send a choice to a worker. Await ``accepted`` of the stream next."""
+        return TokenStream(replace(request, model=self._weights), self._send, self._failover)
+
+    def workers_ready(self) -> frozenset[str]:
+        """Workers that take requests, as far as this gateway knows; with none it is not ready.
+
+        It asks nobody, so that it may be called as often as one likes.
+        """
+        return self._failover.fleet.usable()
+
+    def _send(self, request: GenerateRequest) -> Attempt:
         responses: Any = self._streams.generate.remote(request)
-        return TokenStream(responses, request.request_id, self._retry_after_s)
+        return Attempt(responses)
 
     async def info(self) -> WorkerInfo:
         """The model that the workers serve."""
         info: WorkerInfo = await self._handle.info.remote()
         return info
+
+    async def first_info(self) -> WorkerInfo:
+        """The same at the start, for as long as it takes until a worker is ready.
+
+        Asked anew from time to time: a question to a worker whose node is lost, before Ray knows
+        it, may never be answered.
+        """
+        while True:
+            try:
+                return await asyncio.wait_for(self.info(), _ASK_AGAIN_S)
+            except TimeoutError:
+                log.info("no worker has answered within %g s; asked again", _ASK_AGAIN_S)
 
     async def integrity(self) -> IntegrityReport:
         """The insides of one worker.
@@ -110,13 +95,3 @@ class WorkerClient:
         except (RayError, RayServeException) as error:
             raise from_fault(fault_of(error), "integrity", self._retry_after_s) from error
         return report
-
-
-def fault_of(error: Exception) -> Fault:
-    """What an error of Ray means for a request."""
-    if isinstance(error, BackPressureError):
-        return Fault("busy", "too many requests wait for a worker")
-    if isinstance(error, DeploymentUnavailableError):
-        return Fault("unavailable", "no worker could be started")
-    log.warning("a worker failed: %s: %s", type(error).__name__, error)
-    return Fault("unavailable", "the worker failed; the request may be sent again")

@@ -77,6 +77,12 @@ def unavailable(message: str, retry_after_s: int) -> ApiError:
     )
 
 
+def conflict(message: str, code: str, retry_after_s: int | None = None) -> ApiError:
+    """A 409: somebody else has what the request is about."""
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return ApiError(409, message, code=code, headers=headers)
+
+
 def internal(request_id: str) -> ApiError:
     """A 500 that tells nothing but the id under which the log has it."""
     return ApiError(
@@ -84,6 +90,18 @@ def internal(request_id: str) -> ApiError:
         f"The server failed on this request; its log has more under {request_id}.",
         kind="server_error",
         code="internal_error",
+    )
+
+
+def poisonous(request_id: str) -> ApiError:
+    """A 500 for a request that workers die of, which clients are asked not to send again."""
+    return ApiError(
+        500,
+        "Two workers in a row died while they computed this request; it is not tried again. "
+        f"The server's log has more under {request_id}.",
+        kind="server_error",
+        code="request_kills_workers",
+        headers={"x-should-retry": "false"},  # OpenAI's client libraries obey it
     )
 
 
@@ -101,8 +119,10 @@ def from_fault(fault: Fault, request_id: str, retry_after_s: int) -> ApiError:
             code="server_overloaded",
             headers={"Retry-After": str(retry_after_s)},
         )
-    if fault.kind == "unavailable":
+    if fault.kind in ("unavailable", "lost", "handover"):
         return unavailable(fault.message, retry_after_s)
+    if fault.kind == "superseded":
+        return conflict(fault.message, "answer_taken_over")
     log.error("request %s: %s", request_id, fault.message)
     return internal(request_id)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,7 +58,10 @@ def launch(config_path: str, began: float) -> int:
     try:
         address, applications = check_config(config_path)
         if local:  # fetch what is missing here, where its progress can be seen
-            check_free(*address)
+            check_free(address.host, address.port)
+            port = metrics_port(applications)
+            if port is not None:
+                check_free("", port, "metrics.port")
             for application in applications:
                 resolve_model(application.engine.model, application.engine.cache_dir)
     except (OSError, ConfigError, ModelError) as error:
@@ -64,11 +69,14 @@ def launch(config_path: str, began: float) -> int:
         return 2
     print(f"specdec: starting {config_path}", flush=True)
     if local:
+        report_ms = min(a.metrics.report_interval_s for a in applications) * 1000
+        os.environ.update(RAY_metrics_report_interval_ms=str(int(report_ms)))
         ray.init(
             address="local",
             namespace="serve",
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
+            _metrics_export_port=port,
         )
     else:
         ray.init(namespace="serve")
@@ -79,7 +87,7 @@ def launch(config_path: str, began: float) -> int:
     # Not before: Ray sets its own. A shell's background jobs ignore SIGINT unless told otherwise.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    watcher = _Watcher(f"http://{address[0]}:{address[1]}", began)
+    watcher = _Watcher(address, began)
     watcher.start()
     try:
         scripts.cli(["run", config_path], standalone_mode=False)
@@ -95,11 +103,26 @@ def launch(config_path: str, began: float) -> int:
     return 0
 
 
-def check_config(config_path: str) -> tuple[tuple[str, int], list[AppConfig]]:
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens; with TLS where the configuration has a certificate."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def url(self) -> str:
+        """For a client on this machine."""
+        host = self.host.replace("0.0.0.0", "127.0.0.1")
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+
+def check_config(config_path: str) -> tuple[Address, list[AppConfig]]:
     """Check a configuration before anything is started.
 
     Returns:
-        Host and port at which the server will be, and the arguments of its applications.
+        Where the server will be, and the arguments of its applications.
 
     Raises:
         OSError: the file cannot be read.
@@ -114,7 +137,12 @@ def check_config(config_path: str) -> tuple[tuple[str, int], list[AppConfig]]:
         raise ConfigError(f"this is no configuration of Ray Serve: {error}") from error
     _check_serve_keys(config)
     settings = [validate_settings(AppConfig, values) for values in arguments]
-    return (str(http.get("host", "127.0.0.1")), int(http.get("port", 8000))), settings
+    address = Address(
+        str(http.get("host", "127.0.0.1")),
+        int(http.get("port", 8000)),
+        bool(http.get("ssl_certfile")),
+    )
+    return address, settings
 
 
 def _check_serve_keys(config: dict[str, Any]) -> None:
@@ -140,8 +168,19 @@ def _check_serve_keys(config: dict[str, Any]) -> None:
         raise ConfigError("\n".join(wrong))
 
 
-def check_free(host: str, port: int) -> None:
+def metrics_port(applications: Sequence[AppConfig]) -> int | None:
+    """Where Ray is to answer Prometheus: as the first application says that wants it to."""
+    ports = [a.metrics.port for a in applications if a.metrics.enabled]
+    return ports[0] if ports else None
+
+
+def check_free(host: str, port: int, setting: str = "http_options.port") -> None:
     """See that nobody listens there: Ray Serve would share a port with another server.
+
+    Args:
+        host: an address of this machine; the empty string stands for all of them.
+        port: to listen on.
+        setting: the one that names the port, for the message.
 
     Raises:
         ConfigError: somebody does, or the address cannot be listened on.
@@ -154,8 +193,8 @@ def check_free(host: str, port: int) -> None:
             probe.listen(1)
         except OSError as error:
             raise ConfigError(
-                f"http_options: cannot listen on {host}:{port} ({error.strerror}); stop what "
-                "uses the port, or set another http_options.port"
+                f"{setting}: cannot listen on {host}:{port} ({error.strerror}); stop what "
+                f"uses the port, or set another {setting}"
             ) from error
 
 
@@ -175,9 +214,9 @@ def missing_gpus(applications: Sequence[AppConfig]) -> str | None:
 class _Watcher(threading.Thread):
     """Prints when the server answers; ends the program when its deployment has failed."""
 
-    def __init__(self, url: str, began: float) -> None:
+    def __init__(self, address: Address, began: float) -> None:
         super().__init__(name="watcher", daemon=True)
-        self._url = url.replace("//0.0.0.0", "//127.0.0.1")
+        self._url = address.url
         self._began = began
         self._stopped = threading.Event()
         self._main = threading.get_ident()
@@ -201,7 +240,9 @@ class _Watcher(threading.Thread):
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/health", timeout=5) as answer:
+            # the certificate is for the server's name, which this machine may not know itself by
+            trust = ssl._create_unverified_context() if self._url.startswith("https") else None
+            with urllib.request.urlopen(f"{self._url}/ready", timeout=5, context=trust) as answer:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.URLError):
             return False

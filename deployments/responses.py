@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-FinishReason = Literal["stop", "length"]
+from deployments.logprobs import ChatLogprobs, TextLogprobs
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CompletionTokensDetails(BaseModel):
@@ -16,12 +18,19 @@ class CompletionTokensDetails(BaseModel):
     rejected_prediction_tokens: int
 
 
+class PromptTokensDetails(BaseModel):
+    """How many tokens of the prompts were found computed."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of a request, all its choices together."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
 
 
@@ -35,12 +44,34 @@ class Answer(BaseModel):
     system_fingerprint: str
 
 
+class CalledFunction(BaseModel):
+    """What the model wants called. Of a chunk: what it adds to it.
+
+    Attributes:
+        name: of the function.
+        arguments: JSON, as the model wrote it, which may be wrong.
+    """
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(BaseModel):
+    """A call of the model's turn. Of a chunk: what it adds to the call with that index."""
+
+    index: int | None = None
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
     """The model's turn."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -48,7 +79,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
@@ -64,6 +95,7 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -71,7 +103,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -87,7 +119,7 @@ class TextChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -96,3 +128,49 @@ class TextCompletion(Answer):
 
     choices: list[TextChoice]
     usage: Usage | None = None
+
+
+class ModelCard(BaseModel):
+    """Details of the model, as in vLLM."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["specdec"] = "specdec"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """Answer of ``GET /v1/models``."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Health(BaseModel):
+    """Answer of ``GET /health`` and ``GET /ready``."""
+
+    status: str
+
+
+class Version(BaseModel):
+    """Answer of ``GET /version``."""
+
+    version: str
+
+
+class ErrorDetails(BaseModel):
+    """What is wrong, in OpenAI's shape."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer other than 200."""
+
+    error: ErrorDetails

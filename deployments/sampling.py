@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from deployments.config import LimitSettings
 from deployments.errors import ApiError, from_request_error, invalid
-from deployments.schema import ChatRequest, SamplingFields
+from deployments.grammars import grammar_of
+from deployments.schema import ChatRequest, CompletionRequest, SamplingFields
+from deployments.tools.plan import forced_call
 from specdec.errors import RequestError
-from specdec.params import MAX_SEED, SamplingParams
+from specdec.params import MAX_LOGPROBS, MAX_SEED, GrammarSpec, SamplingParams
 
 #: OpenAI's default of ``max_tokens`` for completions; chats have none.
 COMPLETION_MAX_TOKENS = 16
@@ -44,6 +46,12 @@ def sampling_params(
         "frequency_penalty": fields.frequency_penalty,
         "repetition_penalty": fields.repetition_penalty,
         "ignore_eos": fields.ignore_eos,
+        "min_tokens": fields.min_tokens,
+        "include_stop": fields.include_stop_str_in_output,
+        "stop_token_ids": None
+        if fields.stop_token_ids is None
+        else frozenset(fields.stop_token_ids),
+        "max_nodes": None if speculation is None else speculation.max_nodes,
         "speculation": None if speculation is None else speculation.enabled,
         "acceptance": None if speculation is None else speculation.acceptance,
     }
@@ -54,12 +62,25 @@ def sampling_params(
             seed=_seed(fields.seed),
             stop=_stop(fields.stop, limits),
             logit_bias=_logit_bias(fields.logit_bias),
+            grammar=_grammar(fields, limits),
+            logprobs=_logprobs(fields),
+            prompt_logprobs=_prompt_logprobs(fields),
             **{key: value for key, value in values.items() if value is not None},  # type: ignore[arg-type]
         )
     except RequestError as error:
         if error.param == "max_tokens":
             error.param = name
+        if error.param == "max_nodes":
+            error.param = "speculation.max_nodes"
         raise from_request_error(error) from error
+
+
+def _grammar(fields: SamplingFields, limits: LimitSettings) -> GrammarSpec | None:
+    """What the output must be: what the request says, or a call that it forces."""
+    asked, call = grammar_of(fields), forced_call(fields, limits.tools)
+    if asked is not None and call is not None:
+        raise invalid("tool_choice", f"'tool_choice' and '{asked.param}' exclude each other.")
+    return asked or call
 
 
 def of_choice(params: SamplingParams, index: int) -> SamplingParams:
@@ -106,6 +127,33 @@ def _logit_bias(biases: dict[str, float] | None) -> dict[int, float]:
     return result
 
 
+def _logprobs(fields: SamplingFields) -> int | None:
+    """How many alternatives are to be told per token; None where no log-probabilities are."""
+    if isinstance(fields, CompletionRequest):
+        name, value = "logprobs", fields.logprobs
+    elif isinstance(fields, ChatRequest):
+        name, value = "top_logprobs", fields.top_logprobs
+        if value is not None and not fields.logprobs:
+            raise invalid(name, "'top_logprobs' needs 'logprobs' to be true.")
+        if value is None and fields.logprobs:
+            value = 0
+    else:
+        return None
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise invalid(name, f"'{name}' must be between 0 and {MAX_LOGPROBS}, not {value}.")
+    return value
+
+
+def _prompt_logprobs(fields: SamplingFields) -> int | None:
+    """The same of the prompt's tokens, which an echo has too."""
+    return _logprobs(fields) if isinstance(fields, CompletionRequest) and fields.echo else None
+
+
+def prompt_only(fields: SamplingFields) -> bool:
+    """Whether nothing but the prompt is wanted back, with its log-probabilities."""
+    return isinstance(fields, CompletionRequest) and bool(fields.echo) and fields.max_tokens == 0
+
+
 def _max_tokens(
     fields: SamplingFields, prompt_length: int, max_model_length: int, limits: LimitSettings
 ) -> tuple[str, int]:
@@ -122,6 +170,8 @@ def _max_tokens(
         raise _too_long(prompt, prompt_length, max_model_length, "and leaves no room to answer")
     if value is None:
         return name, min(default, room)
+    if prompt_only(fields):
+        return name, 1  # the engine draws one; it is not told
     if limits.max_output_tokens is not None and value > limits.max_output_tokens:
         raise invalid(name, f"'{name}' may be at most {limits.max_output_tokens}, not {value}.")
     if value > room:

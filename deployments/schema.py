@@ -14,13 +14,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from deployments.errors import brief, from_validation, invalid
+from deployments.grammars import ResponseFormat, StructuredOutputs
+from deployments.tools.schema import PastCall, Tool, ToolChoice
 from specdec.params import AcceptanceRule
 
 #: Accepted, and without effect here.
 IGNORED = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -39,16 +40,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "audio": (None,),
         "best_of": (None, 1),
-        "echo": (None, False),
         "function_call": (None, "none", "auto"),
         "functions": (None, []),
-        "logprobs": (None, False),
         "modalities": (None, ["text"]),
-        "response_format": (None, {"type": "text"}),
         "suffix": (None, ""),
-        "tool_choice": (None, "none", "auto"),
-        "tools": (None, []),
-        "top_logprobs": (None,),
         "web_search_options": (None,),
     }
 )
@@ -60,7 +55,6 @@ _MESSAGE_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "audio": (None,),
         "function_call": (None,),
         "refusal": (None,),
-        "tool_calls": (None, []),
     }
 )
 
@@ -92,10 +86,12 @@ class SpeculationOptions(Body):
     Attributes:
         enabled: draft and verify; never changes the text under a lossless rule.
         acceptance: ``match`` and ``rejection`` are lossless, ``typical`` is lossy.
+        max_nodes: most nodes of a draft tree, root included; the engine's own limit holds too.
     """
 
     enabled: bool = True
     acceptance: AcceptanceRule = "match"
+    max_nodes: int | None = None
 
 
 def _as_list(value: object) -> object:
@@ -147,13 +143,23 @@ def _as_prompts(value: object) -> object:
 
 
 class Message(Body):
-    """A turn of the conversation."""
+    """A turn of the conversation.
 
-    role: Literal["system", "developer", "user", "assistant"]
+    Attributes:
+        role: whose it is.
+        content: its text; empty where an assistant's turn has calls alone.
+        name: of who speaks.
+        tool_calls: of an assistant's turn.
+        tool_call_id: of a tool's turn: the call that it answers.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         str, BeforeValidator(_as_text, json_schema_input_type=str | list[dict[str, str]])
     ]
     name: str | None = None
+    tool_calls: list[PastCall] | None = None
+    tool_call_id: str | None = None
 
 
 class SamplingFields(Body):
@@ -173,11 +179,22 @@ class SamplingFields(Body):
     stop: Annotated[
         list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None)
     ] = Field(default_factory=list)
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    priority: int | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
 
 
 class ChatRequest(SamplingFields):
@@ -185,6 +202,11 @@ class ChatRequest(SamplingFields):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(SamplingFields):
@@ -196,9 +218,12 @@ class CompletionRequest(SamplingFields):
             _as_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
         ),
     ]
+    logprobs: int | None = None
+    echo: bool | None = None
 
 
 RequestT = TypeVar("RequestT", bound=SamplingFields)
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse_request(kind: type[RequestT], data: dict[str, Any]) -> RequestT:
@@ -207,22 +232,45 @@ def parse_request(kind: type[RequestT], data: dict[str, Any]) -> RequestT:
     Raises:
         ApiError: 400 that names the field.
     """
-    data = _without(data, NEUTRAL, IGNORED, "")
-    messages = data.get("messages")
-    if isinstance(messages, list):
-        data["messages"] = [
-            _without(message, _MESSAGE_NEUTRAL, frozenset(), f"messages[{index}].")
-            if isinstance(message, dict)
-            else message
-            for index, message in enumerate(messages)
-        ]
-    try:
-        request = kind.model_validate(data)
-    except ValidationError as error:
-        raise from_validation(error, data) from error
+    data = with_plain_messages(_without(data, NEUTRAL, IGNORED, ""))
+    request = validated(kind, data)
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
     return request
+
+
+def with_plain_messages(data: dict[str, Any]) -> dict[str, Any]:
+    """A body whose messages have no fields that ask for nothing.
+
+    Raises:
+        ApiError: one of them asks for something that this server does not do.
+    """
+    messages = data.get("messages")
+    if not isinstance(messages, list):
+        return data
+    plain = [
+        _without(message, _MESSAGE_NEUTRAL, frozenset(), f"messages[{index}].")
+        if isinstance(message, dict)
+        else message
+        for index, message in enumerate(messages)
+    ]
+    for message in plain:
+        calls = isinstance(message, dict) and message.get("tool_calls")
+        if calls and message.get("content") is None:  # as an answer with calls alone has it
+            message["content"] = ""
+    return {**data, "messages": plain}
+
+
+def validated(kind: type[BodyT], data: dict[str, Any]) -> BodyT:
+    """A body as its model has it.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise from_validation(error, data) from error
 
 
 def _without(

@@ -13,13 +13,19 @@ from starlette.types import Receive, Scope, Send
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: BaseModel | Mapping[str, Any]) -> bytes:
-    """One event. ASCII only: clients differ on which characters end a line."""
+def event(data: BaseModel | Mapping[str, Any], event_id: str | None = None) -> bytes:
+    """One event. ASCII only: clients differ on which characters end a line.
+
+    Args:
+        data: its content.
+        event_id: what a client that comes back names it by.
+    """
     if isinstance(data, BaseModel):
         text = data.model_dump_json(exclude_unset=True, ensure_ascii=True)
     else:
         text = json.dumps(data, separators=(",", ":"))
-    return f"data: {text}\n\n".encode("ascii")
+    name = "" if event_id is None else f"id: {event_id}\n"
+    return f"{name}data: {text}\n\n".encode("ascii")
 
 
 class EventStream(StreamingResponse):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-with warnings.catch_warnings():  # what Ray warns of at import is Ray's
-    warnings.simplefilter("ignore")
-    import ray.serve
-    import ray.serve.scripts  # noqa: F401
-
 from bench.server import Server, running_server
+from bench.strict import StrictServer, strict_server
 from specdec.config import DEFAULT_MODEL
 
 
@@ -36,9 +31,16 @@ def server() -> Iterator[Server]:
                 "prefill_chunk": 64,
             },
         },
-        "gateway": {"debug": True},
+        "gateway": {"debug": True, "queue": {"max_waiting": 40}},
     }
     with running_server(changes, DEFAULT_MODEL) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def strict() -> Iterator[StrictServer]:
+    """A second server, which asks for a key, with less room and a short queue."""
+    with strict_server() as found:
         yield found
 
 

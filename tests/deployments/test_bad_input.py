@@ -48,8 +48,8 @@ CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     (
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
-        "messages[0].tool_calls",
-        "unsupported_parameter",
+        "messages[0].tool_calls[0].type",
+        "missing_required_parameter",
     ),
     ({"messages": [{"role": "user", "content": LONG}]}, "messages", "context_length_exceeded"),
     ({"temperature": -1}, "temperature", "invalid_value"),
@@ -96,9 +96,39 @@ CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"no_such_field": 1}, "no_such_field", "unknown_parameter"),
     ({"nested": DEEP}, "nested", "unknown_parameter"),
     ({"prompt": "hi"}, "prompt", "unknown_parameter"),
-    ({"logprobs": True}, "logprobs", "unsupported_parameter"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"logprobs": 1}, "logprobs", "invalid_type"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+    ({"stop_token_ids": [49_152]}, "stop_token_ids", "invalid_value"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids[0]", "invalid_type"),
+    ({"speculation": {"max_nodes": 0}}, "speculation.max_nodes", "invalid_value"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "nothing"}},
+            }
+        },
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    ({"guided_json": "{"}, "guided_json", "invalid_value"),
+    ({"guided_regex": "(a"}, "guided_regex", "invalid_value"),
+    ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "invalid_value"),
+    (
+        {"structured_outputs": {"grammar": "start: x"}},
+        "structured_outputs.grammar",
+        "invalid_value",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls", "invalid_type"),
+    (
+        {"messages": [{"role": "tool", "content": "x"}]},
+        "messages[0].tool_call_id",
+        "missing_required_parameter",
+    ),
 ]
 
 COMPLETIONS: list[tuple[dict[str, Any], str | None, str]] = [
@@ -109,15 +139,18 @@ COMPLETIONS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [True, False]}, "prompt", "invalid_type"),
     ({"prompt": [1, "a"]}, "prompt", "invalid_type"),
     ({"prompt": [-1]}, "prompt", "invalid_value"),
+    ({"prompt": [-1] * 64}, "prompt", "invalid_value"),
+    ({"prompt": [5] * 64 + [2**40]}, "prompt", "invalid_value"),
     ({"prompt": [49_152]}, "prompt", "invalid_value"),
     ({"prompt": [10**30]}, "prompt", "invalid_value"),
     ({"prompt": ["a"] * 17}, "prompt", "invalid_value"),
     ({"prompt": [5] * 8192}, "prompt", "context_length_exceeded"),
     ({"prompt": LONG}, "prompt", "context_length_exceeded"),
-    ({"echo": True}, "echo", "unsupported_parameter"),
+    ({"echo": 1}, "echo", "invalid_type"),
     ({"best_of": 2}, "best_of", "unsupported_parameter"),
     ({"suffix": "x"}, "suffix", "unsupported_parameter"),
-    ({"logprobs": 0}, "logprobs", "unsupported_parameter"),
+    ({"logprobs": 21}, "logprobs", "invalid_value"),
+    ({"logprobs": True}, "logprobs", "invalid_type"),
     ({"messages": HI}, "messages", "unknown_parameter"),
 ]
 
@@ -155,7 +188,7 @@ def check_error(answer: httpx.Response, status: int, param: str | None, code: st
 
 
 def check_serves(http: httpx.Client, server: Server) -> None:
-    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json() == {"status": "ok"}
     answer = http.post(
         "/v1/completions",
         json={"model": server.model, "prompt": "a", "max_tokens": 1, "temperature": 0},

@@ -16,18 +16,48 @@ from bench.server import ROOT
 from deployments.app import build_app
 from deployments.config import AppConfig
 from deployments.launcher import check_config, check_free, missing_gpus
-from specdec.config import DEFAULT_MODEL, validate_settings
+from specdec.config import DEFAULT_MODEL, EngineSettings, validate_settings
 from specdec.errors import ConfigError
 
 
 def test_what_ships_is_valid() -> None:
     address, (application,) = check_config(str(ROOT / "serve_config.yaml"))
-    assert address == ("127.0.0.1", 8000)
+    assert (address.host, address.port, address.tls) == ("127.0.0.1", 8000, False)
     assert application.engine.model == DEFAULT_MODEL
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     settings = AppConfig.model_validate(config["applications"][0]["args"])
     assert settings == AppConfig()
     assert settings.model_name == DEFAULT_MODEL
+
+
+SECRET_URL = "redis://user:hunter2@host:6379"
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        {"url": SECRET_URL, "breaker_backoff_s": 100},
+        {"url": SECRET_URL, "secret": "hunter2"},
+        {"url": SECRET_URL, "secret": "hunter2" * 4, "secret_file": "x"},
+        {"url": SECRET_URL, "ttl_s": 1e30},
+        {"url": SECRET_URL, "hunter": 2},
+        {"url": [SECRET_URL]},
+        {"url": SECRET_URL.replace("redis", "http")},
+        SECRET_URL,
+        [SECRET_URL],
+    ],
+)
+def test_no_secret_is_in_a_message(store: object) -> None:
+    values = {"engine": {"prefix_cache": {"store": store}}}
+    with pytest.raises(ConfigError, match=r"prefix_cache\.store") as caught:
+        validate_settings(AppConfig, values)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_store_without_the_cache_is_refused() -> None:
+    values = {"prefix_cache": {"enabled": False, "store": {"url": "memory://"}}}
+    with pytest.raises(ConfigError, match="no effect unless enabled"):
+        validate_settings(EngineSettings, values)
 
 
 def test_the_builder_gets_a_validated_tree() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from deployments.body import parse_object
 from deployments.config import LimitSettings
 from deployments.errors import ApiError
-from deployments.sampling import of_choice, sampling_params
+from deployments.sampling import of_choice, prompt_only, sampling_params
 from deployments.schema import IGNORED, NEUTRAL, ChatRequest, CompletionRequest, parse_request
-from specdec.params import MAX_SEED, SamplingParams
+from specdec.params import MAX_SEED, GrammarSpec, SamplingParams
 
 LIMITS = LimitSettings()
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -56,9 +57,15 @@ def test_fields_arrive() -> None:
         seed=11,
         stop=["a", "b", "a"],
         ignore_eos=True,
+        min_tokens=3,
+        stop_token_ids=[4, 9, 4],
+        include_stop_str_in_output=True,
+        logprobs=True,
+        top_logprobs=5,
+        guided_regex="a+",
         max_completion_tokens=9,
         max_tokens=5,
-        speculation={"enabled": False, "acceptance": "typical"},
+        speculation={"enabled": False, "acceptance": "typical", "max_nodes": 6},
     )
     assert params == SamplingParams(
         max_tokens=9,
@@ -73,7 +80,13 @@ def test_fields_arrive() -> None:
         seed=11,
         stop=("a", "b"),
         ignore_eos=True,
+        min_tokens=3,
+        stop_token_ids=frozenset({4, 9}),
+        include_stop=True,
+        logprobs=5,
+        grammar=GrammarSpec("regex", "a+"),
         speculation=False,
+        max_nodes=6,
         acceptance="typical",
     )
 
@@ -155,3 +168,83 @@ def test_numbers_that_are_none_reach_their_field() -> None:
 
 def test_unicode_passes() -> None:
     assert parse_object('{"a": "\\ud83d\\ude00 é"}'.encode()) == {"a": "😀 é"}
+
+
+def test_log_probabilities_are_asked_for_as_in_openais_api() -> None:
+    assert chat(logprobs=False).logprobs is None
+    assert chat(logprobs=True).logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).logprobs == 20
+    assert refused(LIMITS, 10, top_logprobs=2).param == "top_logprobs"
+    assert refused(LIMITS, 10, logprobs=True, top_logprobs=21).param == "top_logprobs"
+    for fields, expected in (
+        ({}, (None, None)),
+        ({"logprobs": 0}, (0, None)),
+        ({"logprobs": 5, "echo": True}, (5, 5)),
+        ({"echo": True}, (None, None)),
+    ):
+        request = parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields})
+        params = sampling_params(request, 10, 100, LIMITS)
+        assert (params.logprobs, params.prompt_logprobs) == expected
+
+
+def test_an_echo_alone_needs_no_tokens() -> None:
+    body = {"model": "m", "prompt": "x", "max_tokens": 0}
+    echo = parse_request(CompletionRequest, {**body, "echo": True})
+    assert prompt_only(echo)
+    assert sampling_params(echo, 10, 100, LIMITS).max_tokens == 1
+    plain = parse_request(CompletionRequest, body)
+    assert not prompt_only(plain)
+    with pytest.raises(ApiError):
+        sampling_params(plain, 10, 100, LIMITS)
+
+
+SCHEMA = {"type": "array", "items": {"const": 1}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "source", "param"),
+    [
+        ({"type": "json_object"}, "json_schema", '{"type": "object"}', "response_format"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
+            "json_schema",
+            json.dumps(SCHEMA),
+            "response_format.json_schema.schema",
+        ),
+        ({"json": SCHEMA}, "json_schema", json.dumps(SCHEMA), "structured_outputs.json"),
+        ({"json": "{}"}, "json_schema", "{}", "structured_outputs.json"),
+        ({"regex": "a+"}, "regex", "a+", "structured_outputs.regex"),
+        (
+            {"choice": ["a\nb", '"é"']},
+            "lark",
+            'start: "a\\nb" | "\\"\\u00e9\\""',
+            "structured_outputs.choice",
+        ),
+        ({"grammar": "start: x"}, "lark", "start: x", "structured_outputs.grammar"),
+    ],
+)
+def test_forms_of_the_output(fields: dict[str, Any], kind: str, source: str, param: str) -> None:
+    name = "response_format" if "type" in fields else "structured_outputs"
+    grammar = chat(**{name: fields}).grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.source, grammar.param) == (kind, source, param)
+
+
+def test_forms_of_the_output_exclude_each_other() -> None:
+    assert chat(response_format={"type": "text"}).grammar is None
+    both = {"response_format": {"type": "json_object"}, "guided_regex": "a"}
+    assert refused(LIMITS, 10, **both).param == "guided_regex"
+    two = {"structured_outputs": {"regex": "a", "grammar": "b"}}
+    assert refused(LIMITS, 10, **two).param == "structured_outputs.grammar"
+    assert refused(LIMITS, 10, structured_outputs={}).param == "structured_outputs"
+    assert refused(LIMITS, 10, guided_choice=[]).param == "guided_choice"
+    missing = refused(LIMITS, 10, response_format={"type": "json_schema"})
+    assert missing.param == "response_format.json_schema"
+    nameless = {"type": "json_schema", "json_schema": {"schema": {}}}
+    assert refused(LIMITS, 10, response_format=nameless).param == "response_format.json_schema.name"
+
+
+def test_at_least_may_not_be_above_at_most() -> None:
+    assert refused(LIMITS, 10, min_tokens=9, max_tokens=8).param == "min_tokens"
+    assert refused(LIMITS, 10, min_tokens=-1).param == "min_tokens"
+    assert refused(LIMITS, 10, speculation={"max_nodes": 0}).param == "speculation.max_nodes"

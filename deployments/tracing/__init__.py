@@ -1,0 +1,1 @@
+"""Traces: the set-up of the SDK in each process, and the gateway's span of a request."""
