@@ -6,17 +6,19 @@ All requests of a run arrive at once; times count from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Protocol, cast
 
 import torch
+from opentelemetry.context import Context
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.engine import Engine
-from specdec.params import SamplingParams
+from specdec.outputs import RequestOutput
+from specdec.params import CacheScope, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,18 @@ def tokens_per_round(answers: Sequence[Answer]) -> float:
 
 @dataclass(frozen=True)
 class EngineArm:
-    """Our engine, stepped in this process: without the server's and any other process's share."""
+    """Our engine, stepped in this process: without the server's and any other process's share.
+
+    Attributes:
+        caller: makes each request's context of a trace.
+        after_step: told of each step's outputs and seconds, as the server's engine thread does.
+    """
 
     engine: Engine
     speculation: bool
+    scope: CacheScope = field(default_factory=CacheScope)
+    caller: Callable[[], Context | None] = lambda: None
+    after_step: Callable[[Engine, list[RequestOutput], float], None] | None = None
 
     def run(self, prompts: Sequence[list[int]], ask: Ask) -> list[Answer]:
         """See :class:`Arm`."""
@@ -100,9 +110,13 @@ class EngineArm:
                 seed=number,
                 speculation=self.speculation,
             )
-            self.engine.add_request(str(number), prompt, params)
+            self.engine.add_request(str(number), prompt, params, self.scope, context=self.caller())
         while self.engine.has_work:
-            for output in self.engine.step():
+            began = time.perf_counter()
+            outputs = self.engine.step()
+            if self.after_step is not None:
+                self.after_step(self.engine, outputs, time.perf_counter() - began)
+            for output in outputs:
                 answer = answers[output.request_id]
                 now = time.perf_counter() - started
                 answer.times += [now] * len(output.new_tokens)

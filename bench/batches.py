@@ -17,9 +17,9 @@ from statistics import median
 from tqdm import tqdm
 
 from bench.arms import Ask, EngineArm, decoding_speed, throughput, tokens_per_round
-from bench.common import Figure, load_prompts, report, table, write_results
+from bench.common import Figure, engine_settings, load_prompts, report, table, write_results
 from specdec.chat import encode_prompt
-from specdec.config import DEFAULT_MODEL, EngineSettings, validate_settings
+from specdec.config import DEFAULT_MODEL
 from specdec.engine import Engine
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -43,7 +43,7 @@ def compare(
 
 def measure(options: argparse.Namespace) -> int:
     """Run all cells and print them."""
-    settings = validate_settings(EngineSettings, {"model": options.model, "dtype": options.dtype})
+    settings = engine_settings({"model": options.model, "dtype": options.dtype})
     engine = Engine.from_settings(settings)
     by_category: dict[str, list[list[int]]] = {}
     for prompt in load_prompts(1000, options.prompt_file):

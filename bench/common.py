@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from specdec.config import EngineSettings, validate_settings
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PROMPT_FOLDERS = (ROOT / "bench" / "data", ROOT.parent / "shared" / "data" / "bench")
@@ -44,6 +46,15 @@ class Figure:
     def met(self) -> bool:
         """Whether the target is reached."""
         return self.value <= self.target if self.at_most else self.value >= self.target
+
+
+def engine_settings(values: Mapping[str, object]) -> EngineSettings:
+    """Settings of an engine whose arms answer the same prompts in turn: each computes them.
+
+    Raises:
+        ConfigError: names the key at fault.
+    """
+    return validate_settings(EngineSettings, {**values, "prefix_cache": {"enabled": False}})
 
 
 def load_prompts(count: int, path: Path | None = None) -> list[BenchPrompt]:

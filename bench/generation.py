@@ -20,10 +20,18 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from bench.arms import TokenClock
-from bench.common import BenchPrompt, Figure, load_prompts, report, table, write_results
+from bench.common import (
+    BenchPrompt,
+    Figure,
+    engine_settings,
+    load_prompts,
+    report,
+    table,
+    write_results,
+)
 from bench.reference import generate_greedy, load_reference
 from specdec.chat import encode_prompt
-from specdec.config import DEFAULT_MODEL, EngineSettings, validate_settings
+from specdec.config import DEFAULT_MODEL, EngineSettings
 from specdec.engine import Engine
 from specdec.outputs import RequestStats
 from specdec.params import SamplingParams
@@ -87,8 +95,7 @@ def run_generate(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> 
 
 def measure(options: argparse.Namespace) -> int:
     """Run all arms over all prompts and print the tables."""
-    settings = validate_settings(
-        EngineSettings,
+    settings = engine_settings(
         {
             "model": options.model,
             "dtype": options.dtype,
@@ -99,7 +106,7 @@ def measure(options: argparse.Namespace) -> int:
                 "tree": options.tree,
                 "max_nodes": options.max_nodes,
             },
-        },
+        }
     )
     engine = Engine.from_settings(settings)
     reference = None

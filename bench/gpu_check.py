@@ -23,9 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from bench.arms import Arm, Ask, EngineArm, GenerateArm, throughput
-from bench.common import Figure, report, table, write_results
+from bench.common import Figure, engine_settings, report, table, write_results
 from bench.reference import generate_greedy, load_reference
-from specdec.config import EngineSettings, validate_settings
 from specdec.engine import Engine
 from specdec.heads.drafter import NullDrafter
 from specdec.model.load import choose_device
@@ -74,8 +73,7 @@ def save_model(size: str, folder: Path) -> None:
 
 def make_engine(folder: Path, dtype: str, device: str) -> Engine:
     """An engine that drafts by prompt lookup: random weights have no trained heads."""
-    settings = validate_settings(
-        EngineSettings,
+    settings = engine_settings(
         {
             "device": device,
             "dtype": dtype,
@@ -83,7 +81,7 @@ def make_engine(folder: Path, dtype: str, device: str) -> Engine:
             "max_model_length": 400,
             "kv": {"memory_gib": 0.5},
             "speculation": {"heads": None},
-        },
+        }
     )
     runner = ModelRunner.load(folder, settings)
     drafter = NullDrafter()

@@ -7,110 +7,26 @@ arrives among running streams; vLLM's server under the same load beside it.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 from openai import OpenAI
 
-from bench.common import RESULTS, ROOT, Figure, load_prompts, report, table, write_results
-from bench.peer import VENV, end_group, vllm_environment
-from bench.server import free_port, running_server
+from bench.common import RESULTS, Figure, report, table, write_results
+from bench.guidellm import GUIDELLM, Load, run_guidellm, write_prompts
+from bench.peer import VENV, vllm_server
+from bench.server import running_server
 from specdec.config import DEFAULT_MODEL, EngineSettings
 from specdec.model.resolve import resolve_model
 
-GUIDELLM = ROOT / ".venv-guidellm"
 #: Share of its own capacity that an engine is loaded with.
 SHARE = 0.7
 #: Words of the long prompt: 4,000 tokens or a little less.
 _LONG_WORDS = 2600
 _STREAMS = 3
-
-
-@dataclass(frozen=True)
-class Load:
-    """What guidellm saw.
-
-    Attributes:
-        rate: requests per second that were completed.
-        tokens: output tokens per second.
-        per_token: milliseconds between tokens, per request: p50, p90, p99 over requests.
-        first: milliseconds to the first token, likewise.
-        failed: requests that ended with an error.
-    """
-
-    rate: float
-    tokens: float
-    per_token: tuple[float, float, float]
-    first: tuple[float, float, float]
-    failed: int
-
-
-def run_guidellm(
-    url: str, model: str, profile: str, seconds: int, prompts: Path, venv: Path
-) -> Load:
-    """One run of the load generator.
-
-    Raises:
-        FileNotFoundError: it is not installed.
-        RuntimeError: it failed; with what it said.
-    """
-    program = venv / "bin" / "guidellm"
-    if not program.exists():
-        raise FileNotFoundError(f"no guidellm in {venv}: run `make bench-peers`")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "report.json")
-        done = subprocess.run(
-            [
-                str(program),
-                "run",
-                "--backend",
-                f"kind=openai_http,target={url},model={model}",
-                "--profile",
-                profile,
-                "--data",
-                f"kind=json_file,path={prompts}",
-                "--constraint",
-                f"kind=max_duration,seconds={seconds}",
-                "--output",
-                f"kind=json,path={out}",
-                "--disable-console-interactive",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=seconds * 4 + 300,
-        )
-        if done.returncode or not out.exists():
-            raise RuntimeError(f"guidellm failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-        metrics = json.loads(out.read_text())["benchmarks"][0]["metrics"]
-
-    def percentiles(name: str) -> tuple[float, float, float]:
-        found = metrics[name]["successful"]["percentiles"]
-        return found["p50"], found["p90"], found["p99"]
-
-    return Load(
-        metrics["requests_per_second"]["successful"]["mean"],
-        metrics["output_tokens_per_second"]["successful"]["mean"],
-        percentiles("inter_token_latency_ms"),
-        percentiles("time_to_first_token_ms"),
-        metrics["request_totals"]["errored"],
-    )
-
-
-def write_prompts(path: Path, tokens: int, longest: int, prompt_file: Path | None) -> None:
-    """Benchmark prompts for guidellm; ``longest`` in characters."""
-    prompts = [p.text for p in load_prompts(400, prompt_file) if len(p.text) <= longest]
-    lines = (json.dumps({"prompt": text, "output_tokens_count": tokens}) for text in prompts)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def measure_stall(url: str, model: str) -> tuple[float, float]:
@@ -161,40 +77,6 @@ def measure_stall(url: str, model: str) -> tuple[float, float]:
         f"p99 {during[int(0.99 * len(during))] * 1e3:.0f}, longest {during[-1] * 1e3:.0f}"
     )
     return during[-1], median(usual)
-
-
-@contextmanager
-def vllm_server(model: Path, venv: Path, log: Path) -> Iterator[str]:
-    """VLLM's own server on a free port, for the time of the block."""
-    port = free_port()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                str(venv / "bin" / "vllm"),
-                *("serve", str(model), "--served-model-name", DEFAULT_MODEL),
-                *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64"),
-                *("--host", "127.0.0.1", "--port", str(port)),
-            ],
-            env=vllm_environment(venv),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(900):
-            if process.poll() is not None:
-                raise RuntimeError(f"vLLM did not start: see {log}")
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(1)
-        else:
-            raise RuntimeError(f"vLLM was not ready in time: see {log}")
-        yield url
-    finally:
-        end_group(process)
 
 
 def measure(options: argparse.Namespace) -> int:

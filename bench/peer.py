@@ -1,4 +1,4 @@
-"""vLLM as an arm: a process in its own virtual environment (``make bench-peers``)."""
+"""vLLM as an arm and as a server, in its own virtual environment (``make bench-peers``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -14,6 +17,8 @@ from threading import Thread
 
 from bench.arms import Answer, Ask
 from bench.common import ROOT
+from bench.server import free_port
+from specdec.config import DEFAULT_MODEL
 
 VENV = ROOT / ".venv-vllm"
 #: Seconds that loading may take: it compiles.
@@ -119,3 +124,37 @@ class VllmArm:
                 break
         self.close()
         raise RuntimeError(f"vLLM did not start: see {self._log}")
+
+
+@contextmanager
+def vllm_server(model: Path, venv: Path, log: Path) -> Iterator[str]:
+    """VLLM's own server on a free port, for the time of the block."""
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                str(venv / "bin" / "vllm"),
+                *("serve", str(model), "--served-model-name", DEFAULT_MODEL),
+                *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64"),
+                *("--host", "127.0.0.1", "--port", str(port)),
+            ],
+            env=vllm_environment(venv),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(900):
+            if process.poll() is not None:
+                raise RuntimeError(f"vLLM did not start: see {log}")
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(1)
+        else:
+            raise RuntimeError(f"vLLM was not ready in time: see {log}")
+        yield url
+    finally:
+        end_group(process)

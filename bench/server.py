@@ -30,6 +30,7 @@ class Server:
 
     Attributes:
         url: without a path.
+        metrics_url: what Prometheus scrapes.
         model: the name under which it serves.
         log: its console.
     """
@@ -37,22 +38,30 @@ class Server:
     url: str
     model: str
     log: Path
+    metrics_url: str = ""
 
 
 @contextmanager
-def running_server(changes: Mapping[str, Mapping[str, Any]], model: str) -> Iterator[Server]:
+def running_server(
+    changes: Mapping[str, Mapping[str, Any]],
+    model: str,
+    import_path: str = "deployments.app:build_app",
+) -> Iterator[Server]:
     """serve_config.yaml as it ships, with some arguments changed, for the time of the block.
 
     Args:
         changes: arguments to change, by section.
         model: the name that clients use.
+        import_path: of the application; another one to inject faults.
     """
     # Ray's sockets lie below this folder and their paths may have 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="sd"))
     port = free_port()
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     config["http_options"]["port"] = port
+    config["applications"][0]["import_path"] = import_path
     arguments = config["applications"][0]["args"]
+    arguments["metrics"] = {"port": free_port(), "report_interval_s": 1}
     for section, values in changes.items():
         arguments.setdefault(section, {}).update(values)
     config_path = folder / "serve.yaml"
@@ -69,7 +78,8 @@ def running_server(changes: Mapping[str, Mapping[str, Any]], model: str) -> Iter
         )
     try:
         wait_until_ready(process, log_path)
-        yield Server(f"http://127.0.0.1:{port}", model, log_path)
+        metrics_url = f"http://127.0.0.1:{arguments['metrics']['port']}/metrics"
+        yield Server(f"http://127.0.0.1:{port}", model, log_path, metrics_url)
     finally:
         stop(process, folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,31 +12,29 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median
 
 from tqdm import tqdm
 
-from bench.arms import (
-    Answer,
-    Arm,
-    Ask,
-    EngineArm,
-    GenerateArm,
-    decoding_speed,
-    mean_first_token,
-    tokens_per_round,
+from bench.arms import Arm, Ask, EngineArm, GenerateArm
+from bench.common import (
+    RESULTS,
+    Figure,
+    engine_settings,
+    load_prompts,
+    report,
+    table,
+    write_results,
 )
-from bench.common import RESULTS, Figure, load_prompts, report, table, write_results
 from bench.floor import measure_floor
+from bench.outcomes import HEADER, Case, Outcome, describe, ratio, rows_of
 from bench.peer import VENV, VllmArm
 from bench.plots import plot_cases
 from bench.reference import load_reference
 from specdec.chat import encode_prompt
-from specdec.config import DEFAULT_MODEL, EngineSettings, validate_settings
+from specdec.config import DEFAULT_MODEL
 from specdec.engine import Engine
 
 #: Draft tokens of vLLM's n-gram speculation that are tried; the better one counts.
@@ -44,46 +42,6 @@ VLLM_DRAFTS = (3, 6)
 #: Prompts in a block of single streams.
 BLOCK = 3
 SAMPLED = {"temperature": 0.7, "top_p": 0.9}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One load.
-
-    Attributes:
-        name: of the case.
-        batch: requests at once.
-        ask: how they are answered.
-        arms: that take part.
-    """
-
-    name: str
-    batch: int
-    ask: Ask
-    arms: tuple[str, ...]
-
-
-@dataclass
-class Outcome:
-    """What one arm did in one case, per block.
-
-    Attributes:
-        speeds: tokens per second, prompts' forwards included.
-        decoding: tokens per second from the first tokens on.
-        answers: of all blocks.
-    """
-
-    speeds: list[float] = field(default_factory=list)
-    decoding: list[float] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-
-    def enter(self, runs: Sequence[list[Answer]]) -> None:
-        """Add a block: runs one after the other."""
-        tokens = sum(len(answer.times) for answers in runs for answer in answers)
-        seconds = sum(max(answer.times[-1] for answer in answers) for answers in runs)
-        self.speeds.append(tokens / seconds)
-        self.decoding.append(mean(decoding_speed(answers) for answers in runs))
-        self.answers += [answer for answers in runs for answer in answers]
 
 
 def make_cases(options: argparse.Namespace, arms: Mapping[str, object]) -> list[Case]:
@@ -118,17 +76,6 @@ def run_case(
     return outcomes
 
 
-def ratio(
-    outcomes: Mapping[str, Outcome],
-    over: str,
-    of: str = "speculative",
-    kind: Callable[[Outcome], list[float]] = lambda outcome: outcome.speeds,
-) -> float:
-    """Median over blocks of one arm's speed over another's in the same block."""
-    pairs = zip(kind(outcomes[of]), kind(outcomes[over]), strict=True)
-    return median(ours / theirs for ours, theirs in pairs)
-
-
 def make_figures(results: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Figure]:
     """The figures that have targets."""
     figures: dict[str, Figure] = {}
@@ -155,59 +102,9 @@ def make_figures(results: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Figu
     return figures
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which that share lies (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def rows_of(outcomes: Mapping[str, Outcome]) -> list[tuple[object, ...]]:
-    """A table's rows: one arm each."""
-    rows: list[tuple[object, ...]] = []
-    for name, outcome in outcomes.items():
-        per_token = [a.time_per_token * 1e3 for a in outcome.answers if len(a.times) > 1]
-        rows.append(
-            (
-                name,
-                f"{median(outcome.speeds):.1f}",
-                f"{min(outcome.speeds):.1f} to {max(outcome.speeds):.1f}",
-                f"{median(outcome.decoding):.1f}",
-                f"{tokens_per_round(outcome.answers):.2f}" if outcome.answers[0].rounds else "-",
-                f"{mean_first_token(outcome.answers) * 1e3:.0f}",
-                " / ".join(f"{percentile(per_token, p):.1f}" for p in (0.5, 0.9, 1.0)),
-            )
-        )
-    return rows
-
-
-HEADER = (
-    "arm",
-    "tokens/s (median)",
-    "range",
-    "after first token",
-    "tokens/round",
-    "first token, ms",
-    "ms per token p50 / p90 / max",
-)
-
-
-def accepted_by_depth(answers: Sequence[Answer]) -> list[float]:
-    """Per depth the share of rounds that accepted a candidate there."""
-    rounds = sum(answer.rounds for answer in answers)
-    depths = max((len(answer.accepted_by_depth) for answer in answers), default=0)
-    counts = [
-        sum(a.accepted_by_depth[d] for a in answers if d < len(a.accepted_by_depth))
-        for d in range(depths)
-    ]
-    return [round(count / rounds, 4) for count in counts] if rounds else []
-
-
 def measure(options: argparse.Namespace) -> int:
     """Run everything and print it."""
-    settings = validate_settings(
-        EngineSettings,
-        {"model": options.model, "speculation": {"heads": options.heads}},
-    )
+    settings = engine_settings({"model": options.model, "speculation": {"heads": options.heads}})
     with ExitStack() as stack:
         engine = Engine.from_settings(settings)
         arms: dict[str, Arm] = {
@@ -234,45 +131,23 @@ def measure(options: argparse.Namespace) -> int:
         for arm in arms.values():  # first calls are slow
             arm.run(prompts[:1], Ask(8))
         floor = measure_floor(engine)
-        results = {
-            case.name: run_case(case, arms, prompts, options.blocks)
-            for case in make_cases(options, arms)
-        }
-    figures = make_figures(results) | floor.figures()
-    for name, outcomes in results.items():
-        print(f"\n{name}\n\n{table(HEADER, rows_of(outcomes))}")
+        results: dict[str, dict[str, Outcome]] = {}
+        for case in make_cases(options, arms):
+            results[case.name] = run_case(case, arms, prompts, options.blocks)
+            print(f"\n{case.name}\n\n{table(HEADER, rows_of(results[case.name]))}", flush=True)
+            # an hour's run that is cut off leaves the cases that it had finished
+            figures = make_figures(results) | floor.figures()
+            details = {
+                "cases": describe(results),
+                "budget": engine.budget.describe(),
+                "floor": floor.describe(),
+                "settings": engine.settings.model_dump(mode="json"),
+            }
+            path = write_results(options.name, figures, details)
     print("\n" + report(figures))
-    print(
-        "\nwrote", write_results(options.name, figures, details(results, engine, floor.describe()))
-    )
+    print("\nwrote", path)
     print("wrote", plot_cases(results, RESULTS / f"{options.name}.png"))
     return 0
-
-
-def details(
-    results: Mapping[str, Mapping[str, Outcome]], engine: Engine, floor: Mapping[str, object]
-) -> dict[str, object]:
-    """What else a reader of the results may want."""
-    cases = {
-        name: {
-            arm: {
-                "tokens_per_s": outcome.speeds,
-                "tokens_per_s_after_first": outcome.decoding,
-                "tokens_per_round": tokens_per_round(outcome.answers),
-                "accepted_by_depth": accepted_by_depth(outcome.answers),
-                "first_token_s": [answer.times[0] for answer in outcome.answers],
-                "time_per_token_s": [answer.time_per_token for answer in outcome.answers],
-            }
-            for arm, outcome in outcomes.items()
-        }
-        for name, outcomes in results.items()
-    }
-    return {
-        "cases": cases,
-        "budget": engine.budget.describe(),
-        "floor": dict(floor),
-        "settings": engine.settings.model_dump(mode="json"),
-    }
 
 
 def main() -> int:

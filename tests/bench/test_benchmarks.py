@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import batches, gpu_check, memory, suite
+from bench import batches, gpu_check, memory, prefix, suite, tracing
 from bench.arms import Answer, decoding_speed, throughput, tokens_per_round
 from bench.common import RESULTS
 
@@ -84,6 +84,25 @@ def test_suite(run: Run) -> None:
     assert all(figure["value"] > 0 for figure in figures.values())
     assert (RESULTS / "test-suite.png").stat().st_size > 1000
     (RESULTS / "test-suite.png").unlink()
+
+
+@pytest.mark.slow
+def test_prefix(run: Run) -> None:
+    words = "--parts writing --repeats 1 --batch 2 --name test-prefix --prompt-file PROMPTS"
+    figures = run(prefix.main, "test-prefix", *words.split())["figures"]
+    assert isinstance(figures, dict)
+    assert figures["writing_behind_throughput"]["value"] > 0.2
+
+
+@pytest.mark.slow
+def test_tracing(run: Run) -> None:
+    words = "--repeats 1 --batch 2 --waves 1 --tokens 4 --name test-tracing --prompt-file PROMPTS"
+    found = run(tracing.main, "test-tracing", *words.split())
+    figures, speeds = found["figures"], found["tokens_per_s"]
+    assert isinstance(figures, dict)
+    assert isinstance(speeds, dict)
+    assert set(figures) == {f"throughput_{name}" for name in tracing.ARMS if name != tracing.OFF}
+    assert all(value > 0 for values in speeds.values() for value in values)
 
 
 @pytest.mark.slow
