@@ -1,7 +1,7 @@
 """Deploys a changed configuration to a server that runs, as ``serve deploy`` does where Ray's
 dashboard runs.
 
-    RAY_TMPDIR=… python -m bench.redeploy serve.yaml
+    RAY_ADDRESS=… python -m bench.redeploy serve.yaml
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from bench.server import ROOT, Server
+from bench.server import ROOT, Server, ray_address
 
 
 def redeploy(server: Server, changes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -31,7 +31,7 @@ def redeploy(server: Server, changes: Mapping[str, Mapping[str, Any]]) -> None:
     subprocess.run(
         [sys.executable, "-m", "bench.redeploy", str(path)],
         cwd=ROOT,
-        env={**os.environ, "RAY_TMPDIR": str(folder)},
+        env={**os.environ, "RAY_ADDRESS": ray_address(server)},
         check=True,
         capture_output=True,
     )
@@ -43,7 +43,7 @@ def main() -> int:
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    ray.init(address="auto", namespace="serve", log_to_driver=False)
+    ray.init(namespace="serve", log_to_driver=False)
     client = _get_global_client()
     assert client is not None
     config = yaml.safe_load(Path(sys.argv[1]).read_text())

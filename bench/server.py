@@ -132,6 +132,22 @@ def processes_of(folder: Path) -> dict[int, str]:
     return found
 
 
+def ray_address(server: Server) -> str:
+    """Where a server's own cluster listens, for RAY_ADDRESS.
+
+    Without it Ray joins any cluster that it finds on this machine, another test's as well.
+
+    Raises:
+        AssertionError: none runs.
+    """
+    flag = "--gcs-address="
+    for command in processes_of(server.log.parent).values():
+        for word in command.split():
+            if word.startswith(flag):
+                return word.removeprefix(flag)
+    raise AssertionError(f"no process of {server.url} names its cluster")
+
+
 def free_port() -> int:
     """A port that nothing listens on now."""
     with socket.socket() as probe:

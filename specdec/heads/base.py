@@ -118,12 +118,13 @@ def pack_for_inference(
 ) -> DraftHeads:
     """Freeze heads and lay out their weights for ``device``, in place.
 
-    A CPU without bfloat16 units computes with packed 16-bit weights, others as they are.
+    A CPU with our own kernels or without bfloat16 units computes with packed 16-bit weights,
+    others as they are.
 
     Args:
         kernels: our own, where the base model runs on them.
     """
     heads.eval().requires_grad_(False).to(device)
-    if device.type == "cpu" and not has_native_bfloat16():
+    if device.type == "cpu" and (kernels is not None or not has_native_bfloat16()):
         pack_linears(heads, kernels)
     return heads

@@ -37,8 +37,8 @@ def choose_device(device: str) -> torch.device:
 
 def wanted_kernels(settings: EngineSettings, device: torch.device) -> ctypes.CDLL | None:
     """Our own CPU kernels, where the settings want them and they are what is fastest."""
-    packed = device.type == "cpu" and settings.dtype == "bfloat16" and not has_native_bfloat16()
-    return load_kernels(settings.cache_dir) if packed and settings.native_kernels else None
+    wanted = device.type == "cpu" and settings.dtype == "bfloat16" and settings.native_kernels
+    return load_kernels(settings.cache_dir) if wanted else None
 
 
 def load_model(
@@ -46,8 +46,9 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal language model for inference.
 
-    On a CPU without bfloat16 units, ``bfloat16`` means weights rounded to bfloat16, kept
-    in 16 bits, and float32 arithmetic (see :mod:`specdec.model.linear`).
+    On a CPU, ``bfloat16`` means weights rounded to bfloat16, kept in 16 bits, and float32
+    arithmetic (see :mod:`specdec.model.linear`); without our own kernels and with bfloat16 units
+    it means torch's bfloat16.
 
     Args:
         folder: a local folder in Hugging Face's format.
@@ -70,7 +71,8 @@ def load_model(
     except (KeyError, ValueError) as error:
         raise UnsupportedModelError(f"{folder}: {error}") from error
     model.eval().requires_grad_(False)
-    if device.type == "cpu" and dtype == "bfloat16" and not has_native_bfloat16():
+    torchs = kernels is None and has_native_bfloat16()
+    if device.type == "cpu" and dtype == "bfloat16" and not torchs:
         if kernels is not None or has_fp16_packing():
             pack_linears(model, kernels)
         model.float()

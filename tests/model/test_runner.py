@@ -15,6 +15,7 @@ from specdec.errors import ConfigError, ModelNotFoundError, UnsupportedModelErro
 from specdec.model.kv import KvLayout, pool_pages
 from specdec.model.linear import PackedLinear, has_native_bfloat16
 from specdec.model.load import choose_device, context_limit
+from specdec.model.native.build import load_kernels
 from specdec.model.runner import ModelRunner
 from specdec.params import SamplingParams
 from specdec.policy.pages import PageAllocator
@@ -227,9 +228,11 @@ def test_load_float32_equals_the_saved_model(family: str, tmp_path: Path) -> Non
 def test_load_bfloat16(
     family: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without bfloat16 units: 16-bit weights and float32 arithmetic, head and tied head too."""
+    """Without torch's bfloat16: 16-bit weights and float32 arithmetic, head and tied head too."""
     monkeypatch.setattr("specdec.model.load.has_native_bfloat16", lambda: native)
-    settings = EngineSettings(dtype="bfloat16", device="cpu", kv=KvSettings(pages=16))
+    settings = EngineSettings(
+        dtype="bfloat16", device="cpu", kv=KvSettings(pages=16), native_kernels=not native
+    )
     runner = ModelRunner.load(save_tiny(family, tmp_path, seed=4), settings)
     tokens = random_tokens(random.Random(4), 30)
     output = runner.forward([Paged(tokens, [3, 1]).chunk(30)], runner.pool)
@@ -249,11 +252,12 @@ def test_load_bfloat16(
     assert float((output.logits[0] - want).abs().max()) < 10 * ROUNDING * float(want.abs().max())
 
 
-def test_bfloat16_default_follows_the_processor(tmp_path: Path) -> None:
-    settings = EngineSettings(device="cpu", kv=KvSettings(pages=16))
+@pytest.mark.parametrize("own", [True, False])
+def test_bfloat16_default_follows_the_processor(own: bool, tmp_path: Path) -> None:
+    settings = EngineSettings(device="cpu", kv=KvSettings(pages=16), native_kernels=own)
     runner = ModelRunner.load(save_tiny("llama", tmp_path), settings)
-    want = torch.bfloat16 if has_native_bfloat16() else torch.float32
-    assert runner.pool.keys.dtype == want
+    packed = not has_native_bfloat16() or (own and load_kernels(settings.cache_dir) is not None)
+    assert runner.pool.keys.dtype == (torch.float32 if packed else torch.bfloat16)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
