@@ -28,13 +28,17 @@ def redeploy(server: Server, changes: Mapping[str, Mapping[str, Any]]) -> None:
     for section, values in changes.items():
         config["applications"][0]["args"].setdefault(section, {}).update(values)
     path.write_text(yaml.safe_dump(config))
-    subprocess.run(
+    # RAY_TMPDIR: the sockets of the raylet lie there
+    environment = {"RAY_ADDRESS": ray_address(server), "RAY_TMPDIR": str(folder)}
+    done = subprocess.run(
         [sys.executable, "-m", "bench.redeploy", str(path)],
         cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": ray_address(server)},
-        check=True,
+        env={**os.environ, **environment},
         capture_output=True,
+        text=True,
+        check=False,
     )
+    assert done.returncode == 0, f"the deployment failed:\n{done.stdout}{done.stderr}"
 
 
 def main() -> int:

@@ -39,7 +39,7 @@ def stored_identity(folder: Path, runner: ModelRunner, dtype: str) -> Identity:
         dtype: of the weights, as the settings have it.
     """
     if runner.native is not None:
-        kernels = f"own-{kernels_version()}"
+        kernels = f"own-{kernels_version()}/{runner.native.units}"
     else:
         versions = f"torch-{torch.__version__}/transformers-{transformers.__version__}"
         kernels = f"{runner.device.type}/{versions}"

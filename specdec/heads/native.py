@@ -112,7 +112,7 @@ class NativeHeads(DraftHeads):
         shape = self.heads.shape
         tokens = torch.empty(rows, count, dtype=torch.int64)
         probabilities = torch.empty(rows, count)
-        scratch = torch.empty(rows * (shape.width + 2 * shape.hidden_size + self.width + 1))
+        scratch = torch.empty(rows * (2 * shape.width + 2 * shape.hidden_size + self.width + 1))
         state = state.contiguous()
         self._kernels.specdec_heads_propose(
             ctypes.byref(self._struct),
@@ -134,7 +134,9 @@ class NativeHeads(DraftHeads):
         embedded = self.heads.embed(tokens).contiguous()
         parents = parents.float().contiguous()
         states = torch.empty(rows, shape.width)
-        scratch = torch.empty(rows * (source + shape.hidden_size + shape.width + 3 * shape.inner))
+        joined = source + shape.hidden_size
+        floats = joined + shape.width + 3 * shape.inner + max(joined, shape.width, shape.inner)
+        scratch = torch.empty(rows * floats)
         self._kernels.specdec_heads_states(
             ctypes.byref(self._struct),
             ctypes.c_int64(depth),

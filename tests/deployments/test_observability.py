@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,16 +162,12 @@ def test_the_log_has_a_line_for_each_request(tally: Tally, folder: Path) -> None
     (file,) = (folder / "logs").glob("requests_*.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     chats = [line for line in lines if line["endpoint"] == "/v1/chat/completions"]
-    by_outcome = {
-        outcome: [line for line in chats if line["outcome"] == outcome]
-        for outcome in ("ok", "aborted", "client_error")
-    }
-    assert {name: len(found) for name, found in by_outcome.items()} == {
+    assert Counter(line["outcome"] for line in chats) == {
         "ok": tally.answers,
         "aborted": tally.aborted,
         "client_error": tally.errors,
     }
-    whole = by_outcome["ok"]
+    whole = [line for line in chats if line["outcome"] == "ok"]
     assert sum(line["completion_tokens"] for line in whole) == tally.completion
     assert sum(line["accepted_tokens"] for line in whole) == tally.accepted
     assert sum(line["cached_tokens"] for line in whole) == tally.cached

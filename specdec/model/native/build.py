@@ -134,7 +134,25 @@ def _load(path: Path) -> ctypes.CDLL:
         getattr(library, f"specdec_{name}").restype = None
     library.specdec_scratch_floats.restype = ctypes.c_int64
     library.specdec_struct_bytes.restype = ctypes.c_int64
+    library.specdec_use_tiles.restype = None
+    library.specdec_tiles_used.restype = ctypes.c_int64
     for number, struct in enumerate(STRUCTS):
         if library.specdec_struct_bytes(number) != ctypes.sizeof(struct):
             raise OSError(f"{path}: {struct.__name__} has another size than its C++ struct")
+    use_tiles(library, True)
     return library
+
+
+def use_tiles(kernels: ctypes.CDLL, wanted: bool) -> bool:
+    """Let linear layers run on the processor's matrix units (AMX), or not, from now on.
+
+    Returns:
+        Whether they do: where there are none, they don't.
+    """
+    kernels.specdec_use_tiles(ctypes.c_int64(wanted))
+    return tiles_used(kernels)
+
+
+def tiles_used(kernels: ctypes.CDLL) -> bool:
+    """Whether linear layers run on the processor's matrix units."""
+    return bool(kernels.specdec_tiles_used())

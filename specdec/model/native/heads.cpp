@@ -71,13 +71,15 @@ int64_t specdec_struct_bytes(int64_t number) {
 
 // States [R, S] of `rows` nodes at `depth` (0: roots) from their parents' states [R, source]
 // (for roots: the target's hidden states) and their embeddings [R, H]. `depth` counts that of
-// the tokens to be proposed from 0. `scratch`: R * (source + H + S + 3 * inner) floats.
+// the tokens to be proposed from 0. `scratch`: R * (source + H + S + 3 * inner) floats, and as many
+// again as the widest input of a layer has.
 void specdec_heads_states(const Heads* heads, int64_t depth, int64_t rows, const float* parents,
                           int64_t source, const float* embeddings, float* states, float* scratch,
                           int64_t threads) {
   const Heads& h = *heads;
   const Linear& mix = depth == 0 ? h.first : h.following;
-  float* joined = scratch;                       // [R, source + H]
+  const Split split{reinterpret_cast<uint16_t*>(scratch), rows};  // of one layer at a time
+  float* joined = scratch + rows * std::max({mix.k, h.width, h.inner});  // [R, source + H]
   float* normed = joined + rows * mix.k;         // [R, S]
   float* gates = normed + rows * h.width;        // [R, 2 * inner]
   float* acted = gates + rows * 2 * h.inner;     // [R, inner]
@@ -87,38 +89,47 @@ void specdec_heads_states(const Heads* heads, int64_t depth, int64_t rows, const
     for (long r = 0; r < rows; ++r) {
       rms_norm(parents + r * source, h.ones, joined + r * mix.k, source, h.eps);
       std::copy_n(embeddings + r * h.hidden, h.hidden, joined + r * mix.k + source);
+      if (tiled(mix)) split_row(joined + r * mix.k, split, mix.k, r);
     }
-    linear_share(mix, joined, rows, states, h.width, false);
+    linear_share(mix, joined, split, rows, states, h.width, false);
 #pragma omp barrier
     for (long b = 0; b < h.block_count; ++b) {
+      const Linear &up = h.blocks[b].up, &down = h.blocks[b].down;
 #pragma omp for schedule(static)
       for (long r = 0; r < rows; ++r) {
         float* x = states + r * h.width;
         if (b == 0)
           for (long i = 0; i < h.width; ++i) x[i] += h.depth_bias[depth * h.width + i];
         rms_norm(x, h.ones, normed + r * h.width, h.width, h.eps);
+        if (tiled(up)) split_row(normed + r * h.width, split, h.width, r);
       }
-      linear_share(h.blocks[b].up, normed, rows, gates, 2 * h.inner, false);
+      linear_share(up, normed, split, rows, gates, 2 * h.inner, false);
 #pragma omp barrier
+      const long width = tiled(down) ? TILE_K : 8, pieces = h.inner / width;
 #pragma omp for schedule(static)
-      for (long i = 0; i < rows * (h.inner / 8); ++i) {
-        const long r = i / (h.inner / 8), c = i % (h.inner / 8) * 8;
-        const float* value = gates + r * 2 * h.inner + c;
-        _mm256_storeu_ps(acted + r * h.inner + c,
-                         _mm256_mul_ps(_mm256_loadu_ps(value), silu8(_mm256_loadu_ps(value + h.inner))));
+      for (long i = 0; i < rows * pieces; ++i) {
+        const long r = i / pieces, from = i % pieces * width;
+        float* to = acted + r * h.inner;
+        for (long c = from; c < from + width; c += 8) {
+          const float* value = gates + r * 2 * h.inner + c;
+          _mm256_storeu_ps(to + c, _mm256_mul_ps(_mm256_loadu_ps(value),
+                                                 silu8(_mm256_loadu_ps(value + h.inner))));
+        }
+        if (tiled(down)) split_chunk(to + from, split, i % pieces, r);
       }
-      linear_share(h.blocks[b].down, acted, rows, states, h.width, true);
+      linear_share(down, acted, split, rows, states, h.width, true);
 #pragma omp barrier
     }
   }
 }
 
 // The `count` likeliest rows of the draft vocabulary below each of `rows` states, with their
-// probabilities: [R, count] both. `scratch`: R * (S + 2 * H + vocabulary + 1) floats.
+// probabilities: [R, count] both. `scratch`: R * (2 * S + 2 * H + vocabulary + 1) floats.
 void specdec_heads_propose(const Heads* heads, int64_t rows, const float* states, int64_t count,
                            int64_t* tokens, float* probabilities, float* scratch, int64_t threads) {
   const Heads& h = *heads;
-  float* normed = scratch;                      // [R, S]
+  const Split split{reinterpret_cast<uint16_t*>(scratch), rows};  // as [R, S]
+  float* normed = scratch + rows * h.width;     // [R, S]
   float* features = normed + rows * h.width;    // [R, H]
   float* logits = features + rows * h.hidden;   // [R, V']
   float* scales = logits + rows * h.vocabulary; // [R]
@@ -126,9 +137,11 @@ void specdec_heads_propose(const Heads* heads, int64_t rows, const float* states
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
 #pragma omp for schedule(static)
-    for (long r = 0; r < rows; ++r)
+    for (long r = 0; r < rows; ++r) {
       rms_norm(states + r * h.width, h.ones, normed + r * h.width, h.width, h.eps);
-    linear_share(h.out, normed, rows, features, h.hidden, false);
+      if (tiled(h.out)) split_row(normed + r * h.width, split, h.width, r);
+    }
+    linear_share(h.out, normed, split, rows, features, h.hidden, false);
 #pragma omp barrier
 #pragma omp for schedule(static)
     for (long r = 0; r < rows; ++r)

@@ -8,44 +8,42 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "packing.h"
+#include "tiles.h"
+
 namespace specdec {
 
-// Packed weights: blocks of COLS outputs; per block and input one row of 8 words, each with
-// output i in its low and output i + 8 in its high half.
-constexpr long COLS = 16;
 constexpr long PANEL = 96;  // rows that stay in the L2 cache while a block is used
-
-// A linear layer: y = x W^T + bias.
-struct Linear {
-  const uint32_t* weight;  // [ceil(n / COLS), k, 8]
-  const float* bias;       // [n] or null
-  int64_t n, k;
-};
 
 // MR rows times NB consecutive blocks of weights; k is summed from 0 up for every output.
 template <int MR, int NB>
 inline void tile(const float* x, long ldx, const uint32_t* w, long k, __m256 (&acc)[MR][NB][2]) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  const long pairs = (k + 1) / 2;
 #pragma GCC unroll 6
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 2
     for (int b = 0; b < NB; ++b) acc[i][b][0] = acc[i][b][1] = _mm256_setzero_ps();
-  for (long p = 0; p < k; ++p) {
+  const auto add = [&](long p, int b, __m256 first, __m256 second) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+    for (int i = 0; i < MR; ++i) {
+      const __m256 a = _mm256_broadcast_ss(x + i * ldx + p);
+      acc[i][b][0] = _mm256_fmadd_ps(a, first, acc[i][b][0]);
+      acc[i][b][1] = _mm256_fmadd_ps(a, second, acc[i][b][1]);
+    }
+  };
+  for (long p = 0; p < pairs; ++p) {
 #pragma GCC unroll 2
     for (int b = 0; b < NB; ++b) {
-      const __m256i pair =
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + (b * k + p) * 8));
+      const auto* row = reinterpret_cast<const __m256i*>(w + (b * pairs + p) * COLS);
       // the more is computed per byte, the less the processor looks ahead by itself
-      _mm_prefetch(reinterpret_cast<const char*>(w + (b * k + p) * 8) + (MR > 2 ? 4096 : 1024),
-                   _MM_HINT_T0);
-      const __m256 lo = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
-      const __m256 hi = _mm256_castsi256_ps(_mm256_and_si256(pair, high));
-#pragma GCC unroll 6
-      for (int i = 0; i < MR; ++i) {
-        const __m256 a = _mm256_broadcast_ss(x + i * ldx + p);
-        acc[i][b][0] = _mm256_fmadd_ps(a, lo, acc[i][b][0]);
-        acc[i][b][1] = _mm256_fmadd_ps(a, hi, acc[i][b][1]);
-      }
+      _mm_prefetch(reinterpret_cast<const char*>(row) + (MR > 2 ? 4096 : 1024), _MM_HINT_T0);
+      const __m256i left = _mm256_loadu_si256(row), right = _mm256_loadu_si256(row + 1);
+      add(2 * p, b, _mm256_castsi256_ps(_mm256_slli_epi32(left, 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(right, 16)));
+      if (2 * p + 1 < k)
+        add(2 * p + 1, b, _mm256_castsi256_ps(_mm256_and_si256(left, high)),
+            _mm256_castsi256_ps(_mm256_and_si256(right, high)));
     }
   }
 }
@@ -54,7 +52,7 @@ inline void tile(const float* x, long ldx, const uint32_t* w, long k, __m256 (&a
 template <int MR, int NB>
 inline void linear_tile(const Linear& l, const float* x, long block, float* y, long ldy, bool add) {
   __m256 acc[MR][NB][2];
-  tile<MR, NB>(x, l.k, l.weight + block * l.k * 8, l.k, acc);
+  tile<MR, NB>(x, l.k, l.weight + block * ((l.k + 1) / 2) * COLS, l.k, acc);
 #pragma GCC unroll 2
   for (int b = 0; b < NB; ++b) {
     const long column = (block + b) * COLS;
@@ -83,11 +81,17 @@ inline void linear_tile(const Linear& l, const float* x, long block, float* y, l
   }
 }
 
-// This thread's share of y[rows, n] (+)= x[rows, k] W^T + bias.
-inline void linear_share(const Linear& l, const float* x, long rows, float* y, long ldy, bool add) {
+// This thread's share of y[rows, n] (+)= x[rows, k] W^T + bias. Where the layer is tiled, `split`
+// holds the rows of x.
+inline void linear_share(const Linear& l, const float* x, const Split& split, long rows, float* y,
+                         long ldy, bool add) {
   const long blocks = (l.n + COLS - 1) / COLS;
   const long threads = omp_get_num_threads(), me = omp_get_thread_num();
   const long from = blocks * me / threads, to = blocks * (me + 1) / threads;
+  if (tiled(l)) {
+    tile_blocks(l, split, from, to, y, ldy, add);
+    return;
+  }
   for (long top = 0; top < rows; top += PANEL) {
     const long bottom = std::min(rows, top + PANEL);
     for (long block = from; block < to; block += 2) {

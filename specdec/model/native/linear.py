@@ -7,12 +7,13 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from specdec.model.linear import PackedLinear
 from specdec.model.native.structs import LinearStruct
 
-#: Outputs per packed block; ``COLS`` in linear.h.
+#: Outputs per packed block; ``COLS`` in packing.h.
 BLOCK = 16
 
 
@@ -28,7 +29,7 @@ class BrainLinear(PackedLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: ctypes.CDLL) -> None:
         super().__init__(*weight.shape)
         self.kernels = kernels
-        #: ``[ceil(out / 16), in, 8]`` int32: output i of a block low, output i + 8 high.
+        #: ``[ceil(out / 16), ceil(in / 2), 16]`` int32; see packing.h.
         self.packed = pack_blocks(weight)
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self._struct = self.struct()
@@ -45,8 +46,10 @@ class BrainLinear(PackedLinear):
 
     def unpacked(self) -> Tensor:
         """The weights ``[out, in]`` in float32."""
-        halves = self.packed.view(torch.bfloat16).view(-1, self.in_features, 8, 2)
-        return halves.permute(0, 3, 2, 1).reshape(-1, self.in_features)[: self.out_features].float()
+        blocks, pairs, _ = self.packed.shape
+        halves = self.packed.view(torch.bfloat16).view(blocks, pairs, BLOCK, 2)
+        whole = halves.permute(0, 2, 1, 3).reshape(blocks * BLOCK, 2 * pairs)
+        return whole[: self.out_features, : self.in_features].float()
 
     def _product(self, x: Tensor) -> Tensor:
         x = x.detach().contiguous()
@@ -70,11 +73,10 @@ def kernels_of(model: nn.Module) -> ctypes.CDLL | None:
 
 
 def pack_blocks(weight: Tensor) -> Tensor:
-    """``[out, in]`` as blocks ``[ceil(out / 16), in, 8]`` int32; see :class:`BrainLinear`."""
+    """``[out, in]`` as blocks ``[ceil(out / 16), ceil(in / 2), 16]`` int32; see packing.h."""
     rows, columns = weight.shape
     weight = weight.detach().to("cpu", torch.bfloat16)
-    blocks = -(-rows // BLOCK)
-    if blocks * BLOCK != rows:
-        weight = torch.cat([weight, weight.new_zeros(blocks * BLOCK - rows, columns)])
-    halves = weight.view(blocks, 2, BLOCK // 2, columns).permute(0, 3, 2, 1).contiguous()
-    return halves.view(torch.int32).view(blocks, columns, BLOCK // 2)
+    blocks, pairs = -(-rows // BLOCK), -(-columns // 2)
+    weight = functional.pad(weight, (0, 2 * pairs - columns, 0, blocks * BLOCK - rows))
+    halves = weight.view(blocks, BLOCK, pairs, 2).permute(0, 2, 1, 3).contiguous()
+    return halves.view(torch.int32).view(blocks, pairs, BLOCK)

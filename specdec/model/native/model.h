@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "linear.h"
+#include "packing.h"
 
 namespace specdec {
 

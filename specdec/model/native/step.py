@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.model.kv import KvPool
+from specdec.model.native.build import tiles_used
 from specdec.model.native.linear import BLOCK, BrainLinear
 from specdec.model.native.shape import Attention, Decoder, DecoderLayer, Norm
 from specdec.model.native.structs import (
@@ -70,6 +71,11 @@ class NativeStep:
         self._struct_pool: KvPool | None = None
         self._scratch = torch.empty(0)
         self._cos = self._sin = torch.empty(0, shape.layout.head_dim)
+
+    @property
+    def units(self) -> str:
+        """What multiplies its matrices: ``tiles`` or ``vectors``; they round differently."""
+        return "tiles" if tiles_used(self._kernels) else "vectors"
 
     @staticmethod
     def fits(model: PreTrainedModel, shape: AttentionShape) -> bool:
