@@ -114,7 +114,8 @@ class EngineSettings(Settings):
             weights and float32 arithmetic.
         max_model_length: longest sequence; None takes the model's own limit.
         threads: CPU threads of the forward pass; None leaves torch's choice.
-        self_check: compare with the model's own forward at start-up.
+        self_check: compare with the model's own forward at start-up, in float32, which for a
+            moment takes three times the memory of 16-bit weights.
         native_kernels: with ``bfloat16`` on a CPU without bfloat16 units, use our own kernels
             (compiled at first start; without a compiler, torch's).
     """

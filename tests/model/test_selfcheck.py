@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdec.config import KvSettings
@@ -18,7 +20,8 @@ from specdec.model import attention, hook, segment_rows
 from specdec.model.kv import KvPool
 from specdec.model.runner import ModelRunner
 from specdec.model.segment_rows import Bools, Ints, SegmentRows
-from specdec.model.selfcheck import TOLERANCES
+from specdec.model.selfcheck import TOLERANCE
+from specdec.model.widened import widened
 from tests.model.paged import tiny_runner
 from tests.tiny_models import FAMILIES, REFUSED, WINDOW, tiny_model
 
@@ -34,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
 def test_served_families_pass_with_room_to_spare(family: str) -> None:
     runner = tiny_runner(family)
-    assert runner.self_check() < TOLERANCES[torch.float32] / 30
+    assert runner.self_check() < TOLERANCE / 30
     windows = set(runner.shape.windows)
     mixed = {"gemma2", "gemma3_text", "gpt_oss"}
     want = {None, WINDOW} if family in mixed else {WINDOW} if family == "mistral" else {None}
@@ -223,3 +226,148 @@ def test_nan_is_refused() -> None:
         runner.output_head.get_parameter("weight")[3] = float("nan")
     with pytest.raises(UnsupportedModelError, match="by nan of"):
         runner.self_check()
+
+
+def narrow_runner(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> ModelRunner:
+    """With parameters in 16 bits; buffers stay in float32, as ``from_pretrained`` leaves them."""
+    model = tiny_model(family, **changes)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    runner = ModelRunner(model, KvSettings(pages=8))
+    assert runner.shape.layout.dtype == dtype
+    return runner
+
+
+def memory_runs_out(patch: pytest.MonkeyPatch, _: ModelRunner) -> None:
+    """At the third tensor that is widened from here on."""
+    own = Tensor.float
+    calls: list[Tensor] = []
+
+    def widen(self: Tensor) -> Tensor:
+        calls.append(self)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(self)
+
+    patch.setattr(Tensor, "float", widen)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
+def test_bfloat16_models_are_compared_in_float32(family: str) -> None:
+    assert narrow_runner(family).self_check() < TOLERANCE / 30
+
+
+def test_so_are_models_in_half_precision() -> None:
+    assert narrow_runner("llama", torch.float16).self_check() < TOLERANCE / 30
+
+
+@pytest.mark.parametrize(
+    ("runner", "fault"),
+    [
+        (lambda: narrow_runner("gemma2", attn_logit_softcapping=50.0), without(SOFTCAP)),
+        (lambda: narrow_runner("gemma3_text", sliding_window=200), window_off_by_one),
+    ],
+)
+def test_faults_that_bfloat16_would_hide_are_noticed(
+    runner: Callable[[], ModelRunner], fault: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = runner()
+    fault(monkeypatch, faulty)
+    with pytest.raises(UnsupportedModelError, match=r"deviate .* by 0\.[0-9]+ of"):
+        faulty.self_check()
+    memory_runs_out(monkeypatch, faulty)
+    assert faulty.self_check() < 0.06
+
+
+@pytest.mark.parametrize("result", [float("nan"), 0.0])
+def test_a_fault_in_bfloat16_alone_is_noticed(
+    result: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = attention.masked_attention
+
+    def attend(query: Tensor, *arguments: Any) -> Tensor:
+        out = own(query, *arguments)
+        return torch.full_like(out, result) if query.dtype == torch.bfloat16 else out
+
+    monkeypatch.setattr(attention, "masked_attention", attend)
+    with pytest.raises(UnsupportedModelError, match=r"deviate from float32, in torch\.bfloat16,"):
+        narrow_runner("llama").self_check()
+
+
+def accepted(_: pytest.MonkeyPatch, runner: ModelRunner) -> None:
+    runner.self_check()
+
+
+def refused(patch: pytest.MonkeyPatch, runner: ModelRunner) -> None:
+    siblings_seen(patch, runner)
+    with pytest.raises(UnsupportedModelError):
+        runner.self_check()
+
+
+def cramped(patch: pytest.MonkeyPatch, runner: ModelRunner) -> None:
+    memory_runs_out(patch, runner)
+    runner.self_check()
+
+
+@pytest.mark.parametrize("outcome", [accepted, refused, cramped])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_weights_are_the_very_same_afterwards(
+    family: str, outcome: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = narrow_runner(family, tie_word_embeddings=True)
+    model = runner.model
+
+    def state() -> dict[str, tuple[int, torch.dtype]]:
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+        return {name: (tensor.data_ptr(), tensor.dtype) for name, tensor in named}
+
+    def bits() -> dict[str, bytes]:
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        return {n: t.detach().view(torch.uint8).numpy().tobytes() for n, t in tensors}
+
+    before, bits_before = state(), bits()
+    assert {dtype for _, dtype in before.values()} >= {torch.bfloat16}
+    outcome(monkeypatch, runner)
+    assert (state(), bits()) == (before, bits_before)
+    embeddings = model.get_input_embeddings().get_parameter("weight")
+    assert runner.output_head.get_parameter("weight") is embeddings
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_without_room_for_float32_the_check_is_coarse_and_says_so(
+    family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = narrow_runner(family)
+    memory_runs_out(monkeypatch, runner)
+    with caplog.at_level(logging.WARNING):
+        assert runner.self_check() > TOLERANCE
+    assert f"{family}: no memory to check" in caplog.text
+    assert "CUDA out of memory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("family", "fault"), [("llama", siblings_seen), ("gpt_oss", window_forgotten)]
+)
+def test_the_coarse_check_still_sees_gross_faults(
+    family: str, fault: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = narrow_runner(family)
+    fault(monkeypatch, runner)
+    memory_runs_out(monkeypatch, runner)
+    with pytest.raises(UnsupportedModelError, match="deviate from the model's own forward"):
+        runner.self_check()
+
+
+def test_a_full_device_is_not_filled_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 2**30
+    model = nn.Module()
+    with FakeTensorMode():
+        model.register_buffer("weight", torch.empty(gib, dtype=torch.bfloat16, device="cuda"))
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (4 * gib, 80 * gib))
+        why = r"4\.5 GiB are needed on cuda:0, 4\.0"
+        with pytest.raises(torch.OutOfMemoryError, match=why), widened(model):
+            raise AssertionError
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (5 * gib, 80 * gib))
+        with widened(model):
+            assert model.get_buffer("weight").dtype == torch.float32
+        assert model.get_buffer("weight").dtype == torch.bfloat16
