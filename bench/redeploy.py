@@ -28,8 +28,12 @@ def redeploy(server: Server, changes: Mapping[str, Mapping[str, Any]]) -> None:
     for section, values in changes.items():
         config["applications"][0]["args"].setdefault(section, {}).update(values)
     path.write_text(yaml.safe_dump(config))
-    # RAY_TMPDIR: the sockets of the raylet lie there
-    environment = {"RAY_ADDRESS": ray_address(server), "RAY_TMPDIR": str(folder)}
+    # the raylet's sockets lie in the folder; a cluster that a program starts asks for a token
+    environment = {
+        "RAY_ADDRESS": ray_address(server),
+        "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "bench.redeploy", str(path)],
         cwd=ROOT,
