@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from ray.exceptions import TaskCancelledError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,8 +32,14 @@ class ErrorBoundary:
             began = True
             await send(message)
 
+        async def receive_or_leave() -> Message:
+            try:
+                return await receive()
+            except TaskCancelledError:  # so Serve's proxy may tell that the client has left
+                return {"type": "http.disconnect"}
+
         try:
-            await self._app(scope, receive, watch)
+            await self._app(scope, receive_or_leave, watch)
         except ApiError as error:
             note_error(error)
             response = error.response()

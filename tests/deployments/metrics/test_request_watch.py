@@ -14,6 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from opentelemetry import trace
+from ray.exceptions import TaskCancelledError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -225,8 +226,14 @@ def stream(ended: int, fail: ApiError | None, leave: bool) -> Callable[..., Awai
     return route
 
 
-async def leave(app: FastAPI, path: str) -> None:
-    """Send a request and go when the first part of the answer is there."""
+async def leave(app: FastAPI, path: str, cancelled: bool) -> None:
+    """Send a request and go when the first part of the answer is there.
+
+    Args:
+        app: to ask.
+        path: of the request.
+        cancelled: Serve's proxy tells it by ending its own call, and not by a message.
+    """
     parts: list[dict[str, Any]] = [{"type": "http.request", "body": json.dumps(BODY).encode()}]
     answered = asyncio.Event()
 
@@ -234,6 +241,8 @@ async def leave(app: FastAPI, path: str) -> None:
         if parts:
             return parts.pop()
         await answered.wait()
+        if cancelled:
+            raise TaskCancelledError
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
@@ -245,11 +254,14 @@ async def leave(app: FastAPI, path: str) -> None:
     await asyncio.wait_for(app(scope, receive, send), 30)
 
 
-def test_a_stream_that_breaks_and_one_whose_client_leaves(gateway: Gateway) -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_stream_that_breaks_and_one_whose_client_leaves(
+    gateway: Gateway, cancelled: bool
+) -> None:
     gateway.post(CHATS, stream(0, unavailable("gone", 1), leave=False))
     gateway.post("/v1/completions", stream(0, None, leave=True))
     gateway.ask(json=BODY)
-    asyncio.run(leave(gateway.app, "/v1/completions"))
+    asyncio.run(leave(gateway.app, "/v1/completions", cancelled))
     broken, left = gateway.lines()
     assert (broken["status"], broken["outcome"]) == (200, "server_error")
     assert broken["error"] == "service_unavailable"
