@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 #: Siblings drawn at each depth under every node, for the rejection rule.
 BRANCHING = (2, 1, 1, 1)
 
-#: Nodes of a tree at most, root included: where rows have their price (packed weights on
-#: AVX2), on CPUs with matrix units, on CUDA. How many of them are verified is the budget's.
+#: Nodes of a tree at most, root included: where rows have their price (packed weights and vector
+#: instructions), on CPUs with matrix units, on CUDA. How many are verified is the budget's.
 NODES_PACKED, NODES_MATRIX_UNITS, NODES_CUDA = 16, 32, 64
 #: Where lookup alone gives this many candidates of at least this chance, the heads are left
 #: out: what they would add is rarely reached.
@@ -236,4 +236,6 @@ def default_max_nodes(runner: ModelRunner) -> int:
     """Most nodes of a tree on this device, root included."""
     if runner.device.type == "cuda":
         return NODES_CUDA
+    if runner.native is not None and runner.native.units == "tiles":
+        return NODES_MATRIX_UNITS
     return NODES_PACKED if isinstance(runner.output_head, PackedLinear) else NODES_MATRIX_UNITS
