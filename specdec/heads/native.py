@@ -112,7 +112,8 @@ class NativeHeads(DraftHeads):
         shape = self.heads.shape
         tokens = torch.empty(rows, count, dtype=torch.int64)
         probabilities = torch.empty(rows, count)
-        scratch = torch.empty(rows * (2 * shape.width + 2 * shape.hidden_size + self.width + 1))
+        floats = shape.width + 2 * shape.hidden_size + self.width + 1
+        scratch = torch.empty(rows * floats + _tile_rows(rows) * shape.width)
         state = state.contiguous()
         self._kernels.specdec_heads_propose(
             ctypes.byref(self._struct),
@@ -135,8 +136,9 @@ class NativeHeads(DraftHeads):
         parents = parents.float().contiguous()
         states = torch.empty(rows, shape.width)
         joined = source + shape.hidden_size
-        floats = joined + shape.width + 3 * shape.inner + max(joined, shape.width, shape.inner)
-        scratch = torch.empty(rows * floats)
+        floats = joined + shape.width + 3 * shape.inner
+        widest = max(joined, shape.width, shape.inner)
+        scratch = torch.empty(rows * floats + _tile_rows(rows) * widest)
         self._kernels.specdec_heads_states(
             ctypes.byref(self._struct),
             ctypes.c_int64(depth),
@@ -149,6 +151,10 @@ class NativeHeads(DraftHeads):
             ctypes.c_int64(torch.get_num_threads()),
         )
         return states
+
+
+def _tile_rows(rows: int) -> int:
+    return -(-rows // 16) * 16
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:

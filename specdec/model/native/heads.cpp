@@ -71,15 +71,15 @@ int64_t specdec_struct_bytes(int64_t number) {
 
 // States [R, S] of `rows` nodes at `depth` (0: roots) from their parents' states [R, source]
 // (for roots: the target's hidden states) and their embeddings [R, H]. `depth` counts that of
-// the tokens to be proposed from 0. `scratch`: R * (source + H + S + 3 * inner) floats, and as many
-// again as the widest input of a layer has.
+// the tokens to be proposed from 0. `scratch`: R * (source + H + S + 3 * inner) floats, and R
+// rounded up to 16 times as many as the widest input of a layer has.
 void specdec_heads_states(const Heads* heads, int64_t depth, int64_t rows, const float* parents,
                           int64_t source, const float* embeddings, float* states, float* scratch,
                           int64_t threads) {
   const Heads& h = *heads;
   const Linear& mix = depth == 0 ? h.first : h.following;
   const Split split{reinterpret_cast<uint16_t*>(scratch), rows};  // of one layer at a time
-  float* joined = scratch + rows * std::max({mix.k, h.width, h.inner});  // [R, source + H]
+  float* joined = scratch + split_floats(rows, std::max({mix.k, h.width, h.inner}));  // [R, source + H]
   float* normed = joined + rows * mix.k;         // [R, S]
   float* gates = normed + rows * h.width;        // [R, 2 * inner]
   float* acted = gates + rows * 2 * h.inner;     // [R, inner]
@@ -115,7 +115,7 @@ void specdec_heads_states(const Heads* heads, int64_t depth, int64_t rows, const
           _mm256_storeu_ps(to + c, _mm256_mul_ps(_mm256_loadu_ps(value),
                                                  silu8(_mm256_loadu_ps(value + h.inner))));
         }
-        if (tiled(down)) split_chunk(to + from, split, i % pieces, r);
+        if (tiled(down)) split_chunk(to + from, split, h.inner, i % pieces, r);
       }
       linear_share(down, acted, split, rows, states, h.width, true);
 #pragma omp barrier
@@ -124,12 +124,13 @@ void specdec_heads_states(const Heads* heads, int64_t depth, int64_t rows, const
 }
 
 // The `count` likeliest rows of the draft vocabulary below each of `rows` states, with their
-// probabilities: [R, count] both. `scratch`: R * (2 * S + 2 * H + vocabulary + 1) floats.
+// probabilities: [R, count] both. `scratch`: R * (S + 2 * H + vocabulary + 1)
+// floats, and R rounded up to 16 times S.
 void specdec_heads_propose(const Heads* heads, int64_t rows, const float* states, int64_t count,
                            int64_t* tokens, float* probabilities, float* scratch, int64_t threads) {
   const Heads& h = *heads;
   const Split split{reinterpret_cast<uint16_t*>(scratch), rows};  // as [R, S]
-  float* normed = scratch + rows * h.width;     // [R, S]
+  float* normed = scratch + split_floats(rows, h.width);  // [R, S]
   float* features = normed + rows * h.width;    // [R, H]
   float* logits = features + rows * h.hidden;   // [R, V']
   float* scales = logits + rows * h.vocabulary; // [R]

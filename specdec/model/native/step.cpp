@@ -50,7 +50,8 @@ int64_t specdec_scratch_floats(const Model* m, int64_t rows) {
   const int64_t qkv = (m->heads + 2 * m->kv_heads) * m->head_dim;
   const int64_t attended = m->heads * m->head_dim;
   const int64_t longest = std::max({m->hidden, attended, m->inner});  // of what is split
-  return rows * (longest + m->hidden + qkv + attended + 2 * m->inner + m->inner);
+  return split_floats(rows, longest) +
+         rows * (m->hidden + qkv + attended + 2 * m->inner + m->inner);
 }
 
 // Computes linear layers by tiles from now on, where the processor has them and `wanted` is not 0.
@@ -65,7 +66,7 @@ int64_t specdec_tiles_used() { return tiles_on; }
 // y[rows, n] = x[rows, k] W^T + bias.
 void specdec_linear(const Linear* l, const float* x, int64_t rows, float* y, int64_t threads) {
   std::unique_ptr<void, decltype(&std::free)> room(nullptr, &std::free);
-  if (tiled(*l)) room.reset(std::aligned_alloc(64, rows * l->k * 4));
+  if (tiled(*l)) room.reset(std::aligned_alloc(64, split_floats(rows, l->k) * 4));
   const Split split{static_cast<uint16_t*>(room.get()), rows};
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
@@ -85,7 +86,8 @@ void specdec_step(const Model* model, const Step* step) {
   const long qkv_width = (m.heads + 2 * m.kv_heads) * d, out_width = m.heads * d;
   // the inputs of one tiled layer at a time; first, so that its lines are aligned
   const Split split{reinterpret_cast<uint16_t*>(s.scratch), rows};
-  float* normed = s.scratch + rows * std::max({h, out_width, static_cast<long>(m.inner)});  // [T, H]
+  const long longest = std::max({h, out_width, static_cast<long>(m.inner)});
+  float* normed = s.scratch + split_floats(rows, longest);  // [T, H]
   float* qkv = normed + rows * h;           // [T, qkv_width]
   float* mixed = qkv + rows * qkv_width;    // [T, out_width]
   float* gates = mixed + rows * out_width;  // [T, 2 * inner]
@@ -144,7 +146,7 @@ void specdec_step(const Model* model, const Step* step) {
           _mm256_storeu_ps(to + c, _mm256_mul_ps(silu8(_mm256_loadu_ps(gate)),
                                                  _mm256_loadu_ps(gate + m.inner)));
         }
-        if (tiled(layer.down)) split_chunk(to + from, split, i % pieces, r);
+        if (tiled(layer.down)) split_chunk(to + from, split, m.inner, i % pieces, r);
       }
       linear_share(layer.down, acted, split, rows, s.x, h, true);
 #pragma omp barrier

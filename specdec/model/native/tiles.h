@@ -30,15 +30,20 @@ inline bool tiles_on = false;  // set by use_tiles
 // Whether this layer is computed by tiles; the same for every number of rows.
 inline bool tiled(const Linear& l) { return tiles_on && l.k % TILE_K == 0; }
 
-// Activations as tiles read them: [k / 32, 2, rows, 32], high parts before low ones. As many
-// bytes as the activations have.
+// Activations as tiles read them: [rows / 16, k / 32, 2, 16, 32], high parts before low ones.
 struct Split {
   uint16_t* parts;
   long rows;
-  uint16_t* at(long chunk, long row) const {
-    return parts + (chunk * 2 * rows + row) * TILE_K;
+  uint16_t* at(long k, long chunk, long row) const {
+    const long tile = row / TILE_ROWS * (k / TILE_K) + chunk;
+    return parts + (tile * 2 * TILE_ROWS + row % TILE_ROWS) * TILE_K;
   }
 };
+
+// Floats of room for that.
+inline long split_floats(long rows, long k) {
+  return (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * k;
+}
 
 #ifdef SPECDEC_TILES
 
@@ -57,8 +62,8 @@ inline bool tiles_there() {
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")))
 
 // 32 numbers of a row.
-SPECDEC_TILE_TARGET inline void split_chunk(const float* x, const Split& s, long chunk, long row) {
-  uint16_t *high = s.at(chunk, row), *low = high + s.rows * TILE_K;
+SPECDEC_TILE_TARGET inline void split_chunk(const float* x, const Split& s, long k, long chunk, long row) {
+  uint16_t *high = s.at(k, chunk, row), *low = high + TILE_ROWS * TILE_K;
   for (long i = 0; i < TILE_K; i += 16) {
     const __m512 v = _mm512_loadu_ps(x + i);
     const __m256i top = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
@@ -76,11 +81,10 @@ struct alignas(64) TileShapes {
   uint16_t bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Registers 0, 1 and 4 for `first` rows, 2, 3 and 5 for `second`.
-  TileShapes(long first, long second) {
+  // For `count` rows of activations.
+  explicit TileShapes(long count) {
     std::fill_n(bytes, 8, uint16_t{64});
-    for (int t : {0, 1, 4}) rows[t] = static_cast<uint8_t>(first);
-    for (int t : {2, 3, 5}) rows[t] = static_cast<uint8_t>(second);
+    std::fill_n(rows, 6, static_cast<uint8_t>(count));
     rows[6] = rows[7] = TILE_ROWS;
   }
 };
@@ -101,6 +105,7 @@ SPECDEC_TILE_TARGET inline void put_block(const Linear& l, const float* sums, lo
 
 constexpr long TILE_WORDS = COLS * TILE_K / 2;  // of weights
 constexpr long AHEAD = 4;                       // tiles that are fetched before they are used
+constexpr long BLOCKS = 4;                      // that share a tile of activations
 
 // Fetches the tile of weights that comes AHEAD tiles after tile c of a block of `chunks` tiles,
 // if need be of the block that is `next` blocks further.
@@ -110,8 +115,8 @@ inline void fetch_ahead(const uint32_t* block, long c, long chunks, long next) {
     _mm_prefetch(reinterpret_cast<const char*>(block + tile * TILE_WORDS + line), _MM_HINT_T0);
 }
 
-// Up to 16 rows times `count` (1 to 4) consecutive blocks.
-SPECDEC_TILE_TARGET inline void flat_tiles(const Linear& l, const Split& s, long row, long rows,
+// Up to 16 rows times `count` consecutive blocks, at most BLOCKS.
+SPECDEC_TILE_TARGET inline void tile_rows(const Linear& l, const Split& s, long row, long rows,
                                            long block, long count, float* y, long ldy, bool add) {
   const long chunks = l.k / TILE_K;
   const uint32_t* w = l.weight + block * chunks * TILE_WORDS;
@@ -120,22 +125,30 @@ SPECDEC_TILE_TARGET inline void flat_tiles(const Linear& l, const Split& s, long
   _tile_zero(2);
   _tile_zero(3);
   for (long c = 0; c < chunks; ++c) {
-    const uint16_t* a = s.at(c, row);
+    const uint16_t* a = s.at(l.k, c, row);
     _tile_loadd(4, a, 64);
-    _tile_loadd(5, a + s.rows * TILE_K, 64);
-#define BLOCK_OF(number, weights)                                  \
+    _tile_loadd(5, a + TILE_ROWS * TILE_K, 64);
+#define FETCH(number, weights)                                     \
   if (count > number) {                                            \
     const uint32_t* b = w + number * chunks * TILE_WORDS;          \
-    fetch_ahead(b, c, chunks, 4);                                  \
+    if (row == 0) fetch_ahead(b, c, chunks, BLOCKS);                    \
     _tile_loadd(weights, b + c * TILE_WORDS, 64);                  \
-    _tile_dpbf16ps(number, 4, weights);                            \
-    _tile_dpbf16ps(number, 5, weights);                            \
   }
-    BLOCK_OF(0, 6)
-    BLOCK_OF(1, 7)
-    BLOCK_OF(2, 6)
-    BLOCK_OF(3, 7)
-#undef BLOCK_OF
+#define MULTIPLY(number, part, weights) if (count > number) _tile_dpbf16ps(number, part, weights);
+    FETCH(0, 6)
+    FETCH(1, 7)
+    MULTIPLY(0, 4, 6)
+    MULTIPLY(1, 4, 7)
+    MULTIPLY(0, 5, 6)
+    MULTIPLY(1, 5, 7)
+    FETCH(2, 6)
+    FETCH(3, 7)
+    MULTIPLY(2, 4, 6)
+    MULTIPLY(3, 4, 7)
+    MULTIPLY(2, 5, 6)
+    MULTIPLY(3, 5, 7)
+#undef FETCH
+#undef MULTIPLY
   }
   alignas(64) float sums[4][TILE_ROWS * COLS];
   _tile_stored(0, sums[0], 64);
@@ -146,65 +159,20 @@ SPECDEC_TILE_TARGET inline void flat_tiles(const Linear& l, const Split& s, long
     put_block(l, sums[b], rows, block + b, y + row * ldy, ldy, add);
 }
 
-// 17 to 32 rows times one or two blocks.
-SPECDEC_TILE_TARGET inline void tall_tiles(const Linear& l, const Split& s, long row, long rows,
-                                           long block, long count, float* y, long ldy, bool add) {
-  const bool fresh = row == 0;  // else the weights are in the cache
-  const long chunks = l.k / TILE_K;
-  const uint32_t* w = l.weight + block * chunks * TILE_WORDS;
-  const uint32_t* other = count > 1 ? w + chunks * TILE_WORDS : w;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (long c = 0; c < chunks; ++c) {
-    const uint16_t* a = s.at(c, row);
-    if (fresh) {
-      fetch_ahead(w, c, chunks, 2);
-      fetch_ahead(other, c, chunks, 2);
-    }
-    _tile_loadd(6, w + c * TILE_WORDS, 64);
-    _tile_loadd(7, other + c * TILE_WORDS, 64);
-    for (int part = 0; part < 2; ++part, a += s.rows * TILE_K) {
-      _tile_loadd(4, a, 64);
-      _tile_loadd(5, a + TILE_ROWS * TILE_K, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  alignas(64) float sums[4][TILE_ROWS * COLS];
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  _tile_stored(2, sums[2], 64);
-  _tile_stored(3, sums[3], 64);
-  for (long b = 0; b < count; ++b) {
-    put_block(l, sums[b], TILE_ROWS, block + b, y + row * ldy, ldy, add);
-    put_block(l, sums[2 + b], rows - TILE_ROWS, block + b, y + (row + TILE_ROWS) * ldy, ldy, add);
-  }
-}
-
 // The blocks [from, to) of y[rows, n] (+)= x W^T + bias.
 SPECDEC_TILE_TARGET inline void tile_blocks(const Linear& l, const Split& s, long from, long to,
                                             float* y, long ldy, bool add) {
-  const bool flat = s.rows <= TILE_ROWS;
-  const long together = flat ? 4 : 2;
-  long loaded = -1;
-  for (long block = from; block < to; block += together) {
-    const long count = std::min(together, to - block);
-    for (long row = 0; row < s.rows; row += 2 * TILE_ROWS) {
-      const long rows = std::min(2 * TILE_ROWS, s.rows - row);
-      if (rows != loaded) {
-        const TileShapes shapes(std::min(rows, TILE_ROWS),
-                                rows > TILE_ROWS ? rows - TILE_ROWS : rows);
+  long shaped = 0;
+  for (long block = from; block < to; block += BLOCKS) {
+    const long count = std::min(BLOCKS, to - block);
+    for (long row = 0; row < s.rows; row += TILE_ROWS) {
+      const long rows = std::min(TILE_ROWS, s.rows - row);
+      if (rows != shaped) {
+        const TileShapes shapes(rows);
         _tile_loadconfig(&shapes);
-        loaded = rows;
+        shaped = rows;
       }
-      if (rows > TILE_ROWS)
-        tall_tiles(l, s, row, rows, block, count, y, ldy, add);
-      else
-        flat_tiles(l, s, row, rows, block, count, y, ldy, add);
+      tile_rows(l, s, row, rows, block, count, y, ldy, add);
     }
   }
   _tile_release();
@@ -214,14 +182,14 @@ SPECDEC_TILE_TARGET inline void tile_blocks(const Linear& l, const Split& s, lon
 #else
 
 inline bool tiles_there() { return false; }
-inline void split_chunk(const float*, const Split&, long, long) {}
+inline void split_chunk(const float*, const Split&, long, long, long) {}
 inline void tile_blocks(const Linear&, const Split&, long, long, float*, long, bool) {}
 
 #endif
 
 // Row `row` of what a tiled layer with k inputs reads.
 inline void split_row(const float* x, const Split& s, long k, long row) {
-  for (long chunk = 0; chunk < k / TILE_K; ++chunk) split_chunk(x + chunk * TILE_K, s, chunk, row);
+  for (long chunk = 0; chunk < k / TILE_K; ++chunk) split_chunk(x + chunk * TILE_K, s, k, chunk, row);
 }
 
 }  // namespace specdec
