@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -29,7 +30,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import Attributes
 
+from deployments.tracing.encoding import encode
 from deployments.tracing.settings import TraceSettings
+from deployments.tracing.sink import SdkSink
 from specdec.tracing import names
 from specdec.tracing.observer import Guarded, NullObserver, Observer
 from specdec.tracing.recorder import TraceRecorder
@@ -92,7 +95,8 @@ class Tracing:
         if self._provider is None:
             return NullObserver()
         rules = self.settings.rules
-        return Guarded(TraceRecorder(rules, SpanWriter(self.tracer, rules)))
+        sink = SdkSink(self._batch, self._provider.resource, _LIBRARY)
+        return Guarded(TraceRecorder(rules, SpanWriter(sink, rules)))
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits, as far as the time allows: a dead endpoint must not hold up the end."""
@@ -169,7 +173,11 @@ def make_exporter(settings: TraceSettings) -> SpanExporter:
             OTLPSpanExporter as GrpcExporter,
         )
 
-        return GrpcExporter(
+        class QuickGrpcExporter(GrpcExporter):
+            def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
+                return encode(data)
+
+        return QuickGrpcExporter(
             settings.endpoint,
             insecure=settings.endpoint.startswith("http://"),
             headers=headers,

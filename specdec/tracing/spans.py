@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
 
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 from opentelemetry.util.types import AttributeValue
 
 from specdec.tracing import names
@@ -16,41 +18,73 @@ from specdec.tracing.record import Part, RequestRecord
 from specdec.tracing.rules import TraceRules
 
 Attributes = Mapping[str, AttributeValue]
+#: Of a random id; 0 is none.
+_ID_BITS = 64
 
 
-def write_request(tracer: Tracer, record: RequestRecord, rules: TraceRules) -> Iterator[Span]:
-    """Make and end the spans of a request, parents before their children.
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Of a span; ``at`` is nanoseconds since 1970."""
+
+    name: str
+    at: int
+    attributes: Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSpan:
+    """A span that has ended. Three come with each round, so they are nothing but their fields.
+
+    Attributes:
+        name: see :mod:`specdec.tracing.names`.
+        context: its own ids.
+        parent: those of the span around it.
+        began: nanoseconds since 1970.
+        ended: likewise.
+        attributes: as OpenTelemetry has them.
+        events: in the order of their times.
+        error: why it failed.
+    """
+
+    name: str
+    context: SpanContext
+    parent: SpanContext
+    began: int
+    ended: int
+    attributes: Attributes
+    events: tuple[Event, ...] = ()
+    error: str | None = None
+
+
+class SpanSink(Protocol):
+    """Who takes spans: whoever set up the SDK."""
+
+    def put(self, span: FinishedSpan) -> None:
+        """Send it, sampled as it is. Must be quick."""
+
+
+def request_spans(record: RequestRecord, rules: TraceRules) -> Iterator[FinishedSpan]:
+    """The spans of a request, parents before their children.
 
     The caller's span counts as sampled: whether the trace is kept is decided already.
     """
-    maker = _Maker(tracer, record)
+    maker = _Maker(record)
     stats = record.sequence.stats
     parts = list(record.log)
     ended = max([record.ended, *(part.ended for part in parts)])
-    root = maker.start(names.SPAN_REQUEST, kept(record.context), record.arrival)
-    root.set_attributes(_request_attributes(record))
-    root.set_attributes(baggage_attributes(record.context, rules.baggage))
-    if stats.first_token is not None:
-        root.add_event(names.EVENT_FIRST_TOKEN, timestamp=record.wall(stats.first_token))
-    for when in record.preempted:
-        root.add_event(names.EVENT_PREEMPTED, timestamp=record.wall(when))
-    if rules.detail == "events":
-        for part in parts:
-            if part.round:
-                seconds = {names.ROUND_S: part.ended - part.step.began}
-                root.add_event(
-                    names.EVENT_ROUND,
-                    _round_attributes(record, part) | seconds,
-                    record.wall(part.ended),
-                )
-    if record.error is not None:
-        when = record.wall(record.ended)
-        root.add_event(names.EVENT_FAILED, {names.ERROR_MESSAGE: record.error}, when)
-        root.set_status(Status(StatusCode.ERROR, record.error))
-    root.end(record.wall(ended))
+    caller = trace.get_current_span(kept(record.context)).get_span_context()
+    root = maker.make(
+        names.SPAN_REQUEST,
+        caller,
+        record.arrival,
+        ended,
+        {**_request_attributes(record), **baggage_attributes(record.context, rules.baggage)},
+        _events(record, rules, parts),
+        record.error,
+    )
     yield root
 
-    inside = trace.set_span_in_context(root, record.context)
+    inside = root.context
     first = stats.first_scheduled
     yield maker.make(
         names.SPAN_QUEUE, inside, record.arrival, record.ended if first is None else first
@@ -67,33 +101,60 @@ def write_request(tracer: Tracer, record: RequestRecord, rules: TraceRules) -> I
             yield from _round(maker, inside, part)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Maker:
-    tracer: Tracer
     record: RequestRecord
-
-    def start(self, name: str, context: Context, began: float) -> Span:
-        return self.tracer.start_span(
-            name, context, SpanKind.INTERNAL, start_time=self.record.wall(began)
-        )
 
     def make(
         self,
         name: str,
-        context: Context,
+        parent: SpanContext,
         began: float,
         ended: float,
-        attributes: Attributes | None = None,
-    ) -> Span:
-        """A span that has ended."""
-        span = self.tracer.start_span(
-            name, context, SpanKind.INTERNAL, attributes, start_time=self.record.wall(began)
+        attributes: Attributes = MappingProxyType({}),
+        events: tuple[Event, ...] = (),
+        error: str | None = None,
+    ) -> FinishedSpan:
+        wall = self.record.wall
+        return FinishedSpan(
+            name,
+            SpanContext(
+                parent.trace_id,
+                random.getrandbits(_ID_BITS) or 1,
+                False,
+                TraceFlags(TraceFlags.SAMPLED),
+                parent.trace_state or TraceState(),
+            ),
+            parent,
+            wall(began),
+            wall(ended),
+            attributes,
+            events,
+            error,
         )
-        span.end(self.record.wall(ended))
-        return span
 
 
-def _chunk(maker: _Maker, inside: Context, part: Part) -> Iterator[Span]:
+def _events(record: RequestRecord, rules: TraceRules, parts: list[Part]) -> tuple[Event, ...]:
+    first_token = record.sequence.stats.first_token
+    events = (
+        []
+        if first_token is None
+        else [Event(names.EVENT_FIRST_TOKEN, record.wall(first_token), {})]
+    )
+    events += [Event(names.EVENT_PREEMPTED, record.wall(when), {}) for when in record.preempted]
+    if rules.detail == "events":
+        for part in parts:
+            if part.round:
+                seconds = {names.ROUND_S: part.ended - part.step.began}
+                attributes = _round_attributes(record, part) | seconds
+                events.append(Event(names.EVENT_ROUND, record.wall(part.ended), attributes))
+    if record.error is not None:
+        failed = {names.ERROR_MESSAGE: record.error}
+        events.append(Event(names.EVENT_FAILED, record.wall(record.ended), failed))
+    return tuple(events)
+
+
+def _chunk(maker: _Maker, inside: SpanContext, part: Part) -> Iterator[FinishedSpan]:
     attributes = {
         names.CHUNK_START: part.start,
         names.CHUNK_TOKENS: part.nodes,
@@ -104,23 +165,22 @@ def _chunk(maker: _Maker, inside: Context, part: Part) -> Iterator[Span]:
     }
     span = maker.make(names.SPAN_PREFILL, inside, part.step.began, part.ended, attributes)
     yield span
-    yield from _draft(maker, span, inside, part)
+    yield from _draft(maker, span.context, part)
 
 
-def _round(maker: _Maker, inside: Context, part: Part) -> Iterator[Span]:
+def _round(maker: _Maker, inside: SpanContext, part: Part) -> Iterator[FinishedSpan]:
     attributes = _round_attributes(maker.record, part)
     span = maker.make(names.SPAN_ROUND, inside, part.step.began, part.ended, attributes)
     yield span
-    within = trace.set_span_in_context(span, inside)
     forward = {names.FORWARD_S: part.step.forward_ended - part.step.began}
-    yield maker.make(names.SPAN_VERIFY, within, part.step.began, part.step.committed, forward)
-    yield from _draft(maker, span, inside, part)
+    step = part.step
+    yield maker.make(names.SPAN_VERIFY, span.context, step.began, step.committed, forward)
+    yield from _draft(maker, span.context, part)
 
 
-def _draft(maker: _Maker, span: Span, inside: Context, part: Part) -> Iterator[Span]:
+def _draft(maker: _Maker, within: SpanContext, part: Part) -> Iterator[FinishedSpan]:
     """The draft of all sequences of the step, as seen by one of them."""
     if part.drafted >= 0:
-        within = trace.set_span_in_context(span, inside)
         step, drafted = part.step, {names.NODES: part.drafted}
         yield maker.make(names.SPAN_DRAFT, within, step.draft_began, step.draft_ended, drafted)
 

@@ -8,36 +8,33 @@ import threading
 import time
 from itertools import islice
 
-from opentelemetry.trace import Tracer
-
 from prefix_cache.quiet_log import QuietLog
 from specdec.tracing.record import RequestRecord
 from specdec.tracing.rules import TraceRules
-from specdec.tracing.spans import write_request
+from specdec.tracing.spans import SpanSink, request_spans
 
 log = logging.getLogger(__name__)
 
 #: Requests that may wait to be written; each holds up to ``most_steps`` tuples.
 _MOST_WAITING = 64
 #: So many spans are made at a time (some 0.3 ms); then others have the interpreter for a while.
-#: In one go, the spans of a long answer would hold up the engine's thread for tens of
-#: milliseconds.
-_AT_A_TIME, _REST_S = 12, 0.001
+#: In one go, the spans of a long answer would hold up the engine's thread for milliseconds.
+_AT_A_TIME, _REST_S = 48, 0.001
 
 
 class SpanWriter:
-    """Makes spans as the tracer's SDK would, with the times that were recorded.
+    """Makes spans with the times that were recorded.
 
     Args:
-        tracer: its sampler must keep children of a sampled parent, as ``ParentBased`` does.
+        sink: takes them.
         rules: how much is told.
         most_waiting: requests that wait from which on further ones are dropped.
     """
 
     def __init__(
-        self, tracer: Tracer, rules: TraceRules, most_waiting: int = _MOST_WAITING
+        self, sink: SpanSink, rules: TraceRules, most_waiting: int = _MOST_WAITING
     ) -> None:
-        self._tracer = tracer
+        self._sink = sink
         self._rules = rules
         self._queue: queue.Queue[RequestRecord | None] = queue.Queue(most_waiting)
         self._closing = False
@@ -72,7 +69,9 @@ class SpanWriter:
                 log.exception("the trace of %s is lost", record.sequence.request_id)
 
     def _write(self, record: RequestRecord) -> None:
-        spans = write_request(self._tracer, record, self._rules)
-        while any(True for _ in islice(spans, _AT_A_TIME)):
+        spans = request_spans(record, self._rules)
+        while batch := list(islice(spans, _AT_A_TIME)):
+            for span in batch:
+                self._sink.put(span)
             if not self._closing:
                 time.sleep(_REST_S)

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags
 
+from deployments.tracing.sink import SdkSink
 from prefix_cache.settings import PrefixCacheSettings
 from specdec.engine import Engine
 from specdec.heads.drafter import NullDrafter
@@ -41,16 +42,18 @@ NEVER = 1e9  # seconds: no request is slow
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
+def sink(exporter: SpanExporter) -> SdkSink:
+    return SdkSink(SimpleSpanProcessor(exporter), Resource.create({}), "test")
+
+
 class Traced:
     """An engine, and the spans of its requests once it is closed."""
 
     def __init__(self, engine: Engine, rules: TraceRules | None = None) -> None:
         self.engine = engine
         self.exporter = InMemorySpanExporter()
-        provider = TracerProvider(sampler=ParentBasedTraceIdRatio(0.0))
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.rules = rules or TraceRules(slow_s=NEVER)
-        writer = SpanWriter(provider.get_tracer("test"), self.rules)
+        writer = SpanWriter(sink(self.exporter), self.rules)
         self.recorder = TraceRecorder(self.rules, writer)
         engine.observer = self.recorder
         self.stats: dict[str, RequestStats] = {}
@@ -419,10 +422,8 @@ def test_nothing_is_made_on_the_engines_thread() -> None:
 
     engine = drafting_engine()
     exporter = Hanging()
-    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(0.0))
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
     rules = TraceRules(slow_s=NEVER)
-    writer = SpanWriter(provider.get_tracer("test"), rules, most_waiting=2)
+    writer = SpanWriter(sink(exporter), rules, most_waiting=2)
     engine.observer = TraceRecorder(rules, writer)
     try:
         for number in range(5):
@@ -448,7 +449,7 @@ def test_an_observer_that_fails_costs_its_traces_only(caplog: pytest.LogCaptureF
             raise KeyError("nobody thought of it")
 
     traced = Traced(drafting_engine())
-    broken = Broken(traced.rules, SpanWriter(trace.get_tracer("test"), traced.rules))
+    broken = Broken(traced.rules, SpanWriter(sink(traced.exporter), traced.rules))
     traced.engine.observer = Guarded(broken)
     traced.add()
     traced.run()
