@@ -19,7 +19,9 @@ class ChoiceText:
     """Takes tokens, gives text; with log-probabilities, each comes once its text is out.
 
     Tokens are looked at one by one, so that it makes no difference in which portions they come.
-    Of a text cut at a stop string, the tokens that begin behind the cut are left out.
+    Of a text cut at a stop string, the tokens that begin behind the cut are left out. So a token
+    without a whole character (part of an emoji, a special token) waits for the next one: that may
+    be where a stop string begins.
 
     Args:
         tokenizer: of the model.
@@ -47,6 +49,7 @@ class ChoiceText:
         self._offset = offset
         self._shown = 0  # characters given
         self._known = 0  # of them and those held back
+        #: With how many characters must have been given before each is told.
         self._waiting: deque[tuple[int, PlacedLogprobs]] = deque()
 
     @property
@@ -82,7 +85,7 @@ class ChoiceText:
             self._shown += len(fresh)
             self._known = self._shown + self._detokenizer.held
             placed = PlacedLogprobs(token, self._offset + start, entry.logprob, entry.top)
-            self._waiting.append((self._known, placed))
+            self._waiting.append((max(self._known, start + 1), placed))
         return text, self._released()
 
     def finish(self) -> tuple[str, tuple[PlacedLogprobs, ...]]:
@@ -100,8 +103,8 @@ class ChoiceText:
         out: list[PlacedLogprobs] = []
         end = self._offset + self._shown
         while self._waiting:
-            known, entry = self._waiting[0]
-            if known > self._shown and not self.stopped:
+            needed, entry = self._waiting[0]
+            if needed > self._shown and not self.stopped:
                 break
             self._waiting.popleft()
             if not self.stopped or entry.offset < end:

@@ -25,7 +25,7 @@ from deployments.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from specdec.params import MAX_LOGPROBS
+from specdec.params import MAX_COUNT, MAX_LOGPROBS, REPETITION_PENALTIES
 
 _REF = "#/components/schemas/{model}"
 _REQUESTS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
@@ -59,11 +59,11 @@ _POST_ERRORS = tuple(_ERRORS)
 _RANGES: dict[str, dict[str, float]] = {
     "temperature": {"minimum": 0, "maximum": 2},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1},
+    "top_k": {"minimum": -1, "maximum": MAX_COUNT},
     "min_p": {"minimum": 0, "maximum": 1},
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"exclusiveMinimum": 0},
+    "repetition_penalty": dict(zip(("minimum", "maximum"), REPETITION_PENALTIES, strict=True)),
     "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     "min_tokens": {"minimum": 0},
     "max_tokens": {"minimum": 1},

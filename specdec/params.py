@@ -15,6 +15,12 @@ GrammarKind = Literal["json_schema", "regex", "lark"]
 #: Most alternatives per token that may be asked for, as in OpenAI's API.
 MAX_LOGPROBS = 20
 
+#: Counts end up in integers of 64 bits and less: numpy's, torch's, those of a span.
+MAX_COUNT = 2**31 - 1
+
+#: Within these, logits times or over it stay finite in float32.
+REPETITION_PENALTIES = (1e-3, 1e3)
+
 #: Seeds and positions are 64-bit counters of the noise function.
 MAX_SEED = 2**64 - 1
 
@@ -97,13 +103,19 @@ class SamplingParams:
     typical_delta: float = 0.3
 
     def __post_init__(self) -> None:
-        _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _require(
+            "max_tokens", self.max_tokens, 1 <= self.max_tokens <= MAX_COUNT, f"1 to {MAX_COUNT}"
+        )
         _require("temperature", self.temperature, self.temperature >= 0, "0 or more")
-        _require("top_k", self.top_k, self.top_k >= 0, "0 (off) or more")
+        _require("top_k", self.top_k, 0 <= self.top_k <= MAX_COUNT, f"0 (off) to {MAX_COUNT}")
         _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _require("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
+        least, most = REPETITION_PENALTIES
         _require(
-            "repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "above 0"
+            "repetition_penalty",
+            self.repetition_penalty,
+            least <= self.repetition_penalty <= most,
+            f"between {least:g} and {most:g}",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
@@ -124,7 +136,10 @@ class SamplingParams:
                 name, value, value is None or 0 <= value <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"
             )
         _require(
-            "max_nodes", self.max_nodes, self.max_nodes is None or self.max_nodes >= 1, "1 or more"
+            "max_nodes",
+            self.max_nodes,
+            self.max_nodes is None or 1 <= self.max_nodes <= MAX_COUNT,
+            f"1 to {MAX_COUNT}",
         )
         _require(
             "acceptance",

@@ -37,6 +37,8 @@ from specdec.noise import uniform
 from specdec.params import GrammarSpec, SamplingParams
 from specdec.policy.constrained import add_forced, prune
 from specdec.policy.constraint import PathLimits
+from specdec.policy.roster import Roster
+from specdec.policy.sequence import Sequence
 from specdec.policy.tree import DraftTree
 from tests.engines import ScriptedDrafter, run_all, tiny_engine, tokens_of
 from tests.letters import letter_tokenizer
@@ -171,7 +173,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "right": ("right", {}),
     "random": ("random", {"max_nodes": 16, "token_budget": 256}),
     "wrong": ("wrong", {"lookup": True}),
-    "small pool": ("random", {"pages": 24, "page_size": 2, "prefill_chunk": 5}),
+    "small pool": ("random", {"pages": 16, "page_size": 2, "prefill_chunk": 5}),
 }
 
 
@@ -187,8 +189,18 @@ def test_output_is_that_of_plain_decoding_under_enumerated_masks(
     model: PreTrainedModel,
     asked: tuple[dict[str, tuple[list[int], SamplingParams]], dict[str, list[int]]],
     case: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests, expected = asked
+    midway: list[str] = []  # preempted within their grammars
+    preempt = Roster._preempt
+
+    def watched(roster: Roster, sequence: Sequence) -> None:
+        if sequence.emitted:
+            midway.append(sequence.request_id)
+        preempt(roster, sequence)
+
+    monkeypatch.setattr(Roster, "_preempt", watched)
     kind, changes = CASES[case]
     answers = {tuple(p): p + expected[key] for key, (p, _) in requests.items()}
     drafter = ScriptedDrafter(answers, "random" if kind == "off" else kind, VOCABULARY)
@@ -203,6 +215,7 @@ def test_output_is_that_of_plain_decoding_under_enumerated_masks(
         assert TOKENIZER.decode(tokens, skip_special_tokens=True) in sentences
     if case == "right":
         assert engine.stats.tokens_per_round > 1.8
+    assert len(set(midway)) >= 3 if case == "small pool" else not midway, midway
 
 
 def test_a_request_resumes_in_its_grammar(

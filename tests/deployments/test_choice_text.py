@@ -1,6 +1,7 @@
 """Text and its tokens' places: the same in whatever portions tokens come.
 
-What these catch: a log-probability told before its text, behind a cut, twice or never; offsets
+What these catch: a log-probability told before its text or its character is whole, behind a cut,
+twice or never; offsets
 that miss a held-back character; cutter and engine that disagree on ``min_tokens``.
 """
 
@@ -23,8 +24,19 @@ DECODE = text_decoder(TOKENIZER)
 #: Letters, pairs of them, and the bytes of an emoji and of an umlaut.
 TOKENS = st.sampled_from(TOKENIZER("abcab ba12 aabc é😀", add_special_tokens=False)["input_ids"])
 STOPS = st.lists(
-    st.sampled_from(["a", "ab", "bca", "aab1", "é", "é😀", "b 1", "2"]), max_size=3
+    st.sampled_from(["a", "ab", "bca", "aab1", "é", "é😀", "😀", "b 1", "2"]), max_size=3
 ).map(tuple)
+#: Runs in which characters of several tokens become whole, and special tokens stand between.
+RUNS = st.lists(
+    st.one_of(
+        TOKENS.map(lambda token: [token]),
+        st.sampled_from(["é", "😀", "é😀", "ab", "1"]).map(
+            lambda text: list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+        ),
+        st.just([END]),
+    ),
+    max_size=8,
+).map(lambda runs: [token for run in runs for token in run])
 
 
 def entries(tokens: list[int]) -> list[TokenLogprobs]:
@@ -50,7 +62,7 @@ def told(
 
 @settings(max_examples=300)
 @given(
-    st.lists(TOKENS, max_size=20),
+    RUNS,
     STOPS,
     st.integers(0, 6),
     st.booleans(),
@@ -106,6 +118,17 @@ def test_a_prompts_tokens_have_their_places() -> None:
     assert placed[0].logprob is None
     assert [entry.token for entry in placed] == prompt
     assert [entry.offset for entry in placed] == [0, 2, 3, 3, 4]
+
+
+def test_a_stop_string_may_begin_within_what_was_no_character_yet() -> None:
+    """Its first tokens have no text when they come, alone or with the rest."""
+    emoji = TOKENIZER("😀")["input_ids"]
+    for before in ([], [65, END]):
+        tokens = [66, *before, *emoji]
+        expected = [66, 65] if before else [66]
+        for portions in ([], [1] * len(tokens)):
+            _, placed = told(tokens, SamplingParams(stop=("😀",), logprobs=0), portions)
+            assert [entry.token for part in placed for entry in part] == expected
 
 
 def test_bytes_of_tokens() -> None:
