@@ -64,7 +64,10 @@ class Cluster:
     def terminate(self, host: Host) -> subprocess.Popen[bytes]:
         """Ask a node to stop, as Kubernetes does: it drains first."""
         process = self._processes[host.name]
-        os.kill(self._ray_start(host), signal.SIGTERM)
+        # the host's first process is the only child of what made the host for it
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        (first,) = map(int, children.split())
+        os.kill(first, signal.SIGTERM)
         return process
 
     def deploy(self, config: dict[str, Any]) -> None:
@@ -108,6 +111,16 @@ class Cluster:
     def running(self, deployment: str) -> list[str]:
         """Addresses of the hosts where replicas of a deployment run."""
         return [host for host, state in self.replicas(deployment) if state == "RUNNING"]
+
+    def deployed(self) -> object:
+        """The configuration of the application, as Serve knows it; None where it does not."""
+        applications = self.status().get("applications") or {}
+        return [application.get("deployed_app_config") for application in applications.values()]
+
+    def logged(self, host: Host, deployment: str, text: str) -> int:
+        """How many lines a deployment's replicas on a host have logged with ``text`` in them."""
+        logs = (self.folder / host.name).glob(f"session_2*/logs/serve/replica_*_{deployment}_*.log")
+        return sum(path.read_text(errors="replace").count(text) for path in logs)
 
     def url(self, host: Host) -> str:
         """The door of a host's proxy."""
@@ -159,14 +172,6 @@ class Cluster:
             self.folder / f"{host.name}.log",
             (own, self.seen),
         )
-
-    def _ray_start(self, host: Host) -> int:
-        """The process ``ray start --block``: in a pod the first one."""
-        for pid in host.pids():
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"ray.scripts.scripts" in words and b"start" in words:
-                return pid
-        raise ProcessLookupError(f"{host.name} runs no Ray")
 
     def _env(self) -> dict[str, str]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -33,7 +34,7 @@ class LocalApp:
 
 @contextmanager
 def local_app(arguments: Mapping[str, Any], step_s: float) -> Iterator[LocalApp]:
-    """Serve the tiny model for the time of the block.
+    """Serve the small model for the time of the block.
 
     Args:
         arguments: of the application, by section.
@@ -91,7 +92,7 @@ class Tally:
     Attributes:
         done: streams that ended as they should.
         failed: what went wrong, one text a stream.
-        tokens: received.
+        tokens: received, those of streams that have not ended included.
         first_s: seconds to the first token, of each stream.
     """
 
@@ -144,10 +145,11 @@ class Streams:
             "prompt": f"w{number} w{number % 7} w1 w2",
             "max_tokens": self._tokens,
             "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "temperature": 1.0,
             "speculation": {"enabled": False},
         }
-        began, first, chunks, ended = time.monotonic(), None, 0, False
+        began, first, tokens, ended = time.monotonic(), None, 0, False
         try:
             with client.stream("POST", f"{self._app.url}/v1/completions", json=body) as answer:
                 if answer.status_code != 200:
@@ -159,9 +161,14 @@ class Streams:
                         ended = True
                     elif line.startswith("data: "):
                         first = first or time.monotonic() - began
-                        chunks += 1
+                        usage = json.loads(line.removeprefix("data: "))["usage"]
+                        with self._lock:
+                            self.tally.tokens += usage["completion_tokens"] - tokens
+                        tokens = usage["completion_tokens"]
             if not ended:
                 raise httpx.HTTPError("the stream broke off")
+            if tokens != self._tokens:
+                raise httpx.HTTPError(f"{tokens} tokens, not {self._tokens}")
         except httpx.HTTPError as error:
             with self._lock:
                 self.tally.failed.append(f"{type(error).__name__}: {error}")
@@ -169,5 +176,4 @@ class Streams:
             return
         with self._lock:
             self.tally.done += 1
-            self.tally.tokens += self._tokens
             self.tally.first_s.append(first or 0.0)

@@ -1,4 +1,5 @@
-"""Hosts on one machine: network namespaces on a bridge of their own, each with its own address.
+"""Hosts on one machine: network namespaces on a bridge of their own, each with its own address,
+processes and shared memory.
 
 Needs root and iproute2. Names and addresses carry the process id, so that two runs do not meet;
 nothing leaves the machine.
@@ -7,6 +8,7 @@ nothing leaves the machine.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -22,6 +24,22 @@ def _ip(*arguments: str) -> str:
     return found.stdout
 
 
+def missing() -> str | None:
+    """What keeps this process from making hosts; None where nothing does."""
+    if os.geteuid() != 0:
+        return "hosts are network namespaces: run it as root"
+    for tool, package in (("ip", "iproute2"), ("unshare", "util-linux")):
+        if shutil.which(tool) is None:
+            return f"hosts need {tool}: apt-get install {package}"
+    name = f"sdprobe{os.getpid()}"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "del", name)
+    except subprocess.CalledProcessError as error:
+        return f"this machine allows no network namespaces: {error.stderr.strip()}"
+    return None
+
+
 class Host:
     """A namespace with an address, and the processes in it."""
 
@@ -32,7 +50,10 @@ class Host:
     def start(
         self, command: Sequence[str], env: dict[str, str], log: Path, private: tuple[Path, Path]
     ) -> subprocess.Popen[bytes]:
-        """Run a command there.
+        """Run a command there, as a container would: the first process, which sees no other host's.
+
+        Ray looks among the processes that it sees for a cluster that it could be part of; a head
+        that comes back would find the other hosts' nodes and refuse to start.
 
         Args:
             command: to run.
@@ -41,12 +62,16 @@ class Host:
             private: a folder, and the path under which it alone sees it.
         """
         own, seen = private
-        script = 'mount --bind "$0" "$1"; shift; exec "$@"'
+        script = (
+            "set -e; mount -t tmpfs -o mode=1777 shm /dev/shm; "
+            'mount --bind "$0" "$1"; shift; exec "$@"'
+        )
         with log.open("ab") as console:
             return subprocess.Popen(
                 [
                     *("ip", "netns", "exec", self.name),
-                    *("unshare", "-m", "sh", "-c", script, str(own), str(seen)),
+                    *("unshare", "--mount", "--pid", "--fork", "--mount-proc"),
+                    *("sh", "-c", script, str(own), str(seen)),
                     *command,
                 ],
                 env=env,
@@ -56,7 +81,7 @@ class Host:
             )
 
     def pids(self) -> list[int]:
-        """Processes that run there."""
+        """Processes that run there, as this machine counts them."""
         return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
 
     def kill(self) -> None:
@@ -78,8 +103,10 @@ def hosts(count: int) -> Iterator[tuple[str, list[Host]]]:
     """A bridge with this machine's own address on it, and ``count`` hosts; removed at the end.
 
     Raises:
-        subprocess.CalledProcessError: this process may not make them.
+        RuntimeError: this process cannot make them; says what is missing.
     """
+    if (problem := missing()) is not None:
+        raise RuntimeError(problem)
     number = os.getpid() % 250
     bridge, net = f"sdbr{os.getpid()}", f"10.77.{number}"
     made: list[Host] = []

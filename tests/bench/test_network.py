@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,20 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.network import Host, hosts
+from bench.network import Host, hosts, missing
 
-
-def allowed() -> bool:
-    """Whether this process may make namespaces."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    made = subprocess.run(["ip", "netns", "add", f"sdprobe{os.getpid()}"], capture_output=True)
-    if made.returncode == 0:
-        subprocess.run(["ip", "netns", "del", f"sdprobe{os.getpid()}"], check=True)
-    return made.returncode == 0
-
-
-pytestmark = pytest.mark.skipif(not allowed(), reason="needs root and iproute2")
+PROBLEM = missing()
+pytestmark = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
 
 
 def answer(host: Host, port: int) -> bytes | None:
@@ -54,12 +43,14 @@ def test_hosts_have_addresses_folders_and_an_end(tmp_path: Path) -> None:
             own = tmp_path / host.name
             own.mkdir()
             (own / "name").write_text(host.name)
-            command = [sys.executable, "-m", "http.server", "8000", "--directory", str(seen)]
+            command = ["sh", "-c", 'echo $$ > "$0/pid"; exec "$@"', str(seen)]
+            command += [sys.executable, "-m", "http.server", "8000", "--directory", str(seen)]
             log = tmp_path / "log"
             processes.append(host.start(command, dict(os.environ), log, (own, seen)))
         for host in machines:
             until(host, 8000, host.name.encode())
         first, second = machines
+        assert [(tmp_path / host.name / "pid").read_text() for host in machines] == ["1\n"] * 2
         first.kill()
         assert first.pids() == []
         until(first, 8000, None)
