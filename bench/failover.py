@@ -4,8 +4,9 @@ pause?
     python -m bench.failover               # 100 kills; half an hour
     python -m bench.failover --kills 4     # a short form
 
-Real servers of a small float32 model made from a config, over HTTP: with one worker and with two,
-greedy and seeded. Each kill is a ``kill -9`` of the busiest worker in the midst of several streams.
+Real servers of a small float32 model made from a config, over HTTP: with one worker and checkpoints
+in LMDB, with two and checkpoints in Valkey, greedy and seeded. Each kill is a ``kill -9`` of the
+busiest worker in the midst of several streams.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from bench.common import Figure, report, table, write_results
 from bench.kills import Streamed, Streams, busiest, kill, serving, wait_for_workers
 from bench.server import Server, running_server
 from bench.small_model import VOCABULARY, make_small_model
+from bench.valkey import Valkey
 
 #: Seconds that the pause may take for 95 of 100 streams where a second worker is there.
 PAUSE_TARGET_S = 2.0
@@ -117,28 +119,43 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Outcome]:
     """All kinds with all numbers of workers."""
     outcomes: dict[str, Outcome] = {}
     each = max(1, options.kills // (2 * len(KINDS)))
-    for replicas in (1, 2):
-        changes: dict[str, dict[str, Any]] = {
-            "engine": {
-                "model": str(folder),
-                "dtype": "float32",
-                "threads": 1,
-                "kv": {"memory_gib": 0.2},
-            },
-            "gateway": {"debug": True},
-            "worker": {"replicas": replicas, "num_cpus": 0.1, "health_check_period_s": 1},
-        }
-        with running_server(changes, folder.name) as server:
-            wait_for_workers(server, replicas)
-            for kind in KINDS:
-                rng = random.Random(f"{kind} {replicas}")
-                requests = bodies(kind, options.streams, options.tokens, rng)
-                name = f"{kind}, {replicas} worker{'s' if replicas > 1 else ''}"
-                outcomes[name] = kill_often(server, replicas, requests, each, rng)
-                found = outcomes[name]
-                print(f"{name}: {found.kills} kills, {len(found.wrong)} wrong", flush=True)
-                for fault in found.wrong:
-                    print(f"  {fault}", flush=True)
+    valkey = Valkey(folder.parent)
+    try:
+        for replicas, store in ((1, f"lmdb://{folder.parent}/checkpoints"), (2, valkey.url)):
+            outcomes |= measure_workers(options, folder, replicas, store, each)
+    finally:
+        valkey.stop()
+    return outcomes
+
+
+def measure_workers(
+    options: argparse.Namespace, folder: Path, replicas: int, store: str, each: int
+) -> dict[str, Outcome]:
+    """All kinds with one number of workers and one store of checkpoints."""
+    outcomes: dict[str, Outcome] = {}
+    changes: dict[str, dict[str, Any]] = {
+        "engine": {
+            "model": str(folder),
+            "dtype": "float32",
+            "threads": 1,
+            "kv": {"memory_gib": 0.2},
+        },
+        "gateway": {"debug": True},
+        "worker": {"replicas": replicas, "num_cpus": 0.1, "health_check_period_s": 1},
+        "recovery": {"store": {"url": store}},
+    }
+    workers = "1 worker" if replicas == 1 else f"{replicas} workers"
+    with running_server(changes, folder.name) as server:
+        wait_for_workers(server, replicas)
+        for kind in KINDS:
+            rng = random.Random(f"{kind} {replicas}")
+            requests = bodies(kind, options.streams, options.tokens, rng)
+            name = f"{kind}, {workers}, {store.partition(':')[0]}"
+            outcomes[name] = kill_often(server, replicas, requests, each, rng)
+            found = outcomes[name]
+            print(f"{name}: {found.kills} kills, {len(found.wrong)} wrong", flush=True)
+            for fault in found.wrong:
+                print(f"  {fault}", flush=True)
     return outcomes
 
 

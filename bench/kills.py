@@ -64,7 +64,7 @@ def stream(
             return found
         for line in answer.iter_lines():
             data = line.removeprefix("data: ")
-            if not data or data == "[DONE]":
+            if data == line or data == "[DONE]":  # an id, an empty line, the end
                 continue
             event = json.loads(data)
             if "error" in event:
