@@ -130,8 +130,8 @@ class BlockCodec:
             len(tokens),
             self.element_bytes,
         )
-        body = b"".join((header, _padded(pack_tokens(tokens)), stored))
-        return body + self._check(memoryview(body))
+        ids = _padded(pack_tokens(tokens))
+        return b"".join((header, ids, stored, self._check(header, ids, stored)))
 
     def decode(self, data: bytes, key: bytes, tokens: Sequence[int]) -> memoryview:
         """The payload, if ``data`` is this very block.
@@ -186,15 +186,19 @@ class BlockCodec:
         except (UnpackError, StoreConfigError) as error:
             raise BlockRejected(Rejection.COMPRESSION) from error
 
-    def _check(self, body: memoryview) -> bytes:
-        if not self.secret:
-            return hashlib.sha256(body).digest()
+    def _check(self, *parts: bytes | memoryview) -> bytes:
+        """Over all parts, one after the other."""
         secret = self.secret
         if len(secret) > hashlib.blake2b.MAX_KEY_SIZE:
             secret = hashlib.sha512(secret).digest()
-        mac = hashlib.blake2b(key=secret, digest_size=_CHECK_BYTES, person=b"prefix_cache")
-        mac.update(body)
-        return mac.digest()
+        check = (
+            hashlib.blake2b(key=secret, digest_size=_CHECK_BYTES, person=b"prefix_cache")
+            if secret
+            else hashlib.sha256()
+        )
+        for part in parts:
+            check.update(part)
+        return check.digest()
 
 
 def _padded(tokens: bytes) -> bytes:
