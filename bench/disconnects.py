@@ -20,6 +20,8 @@ from bench.strict import StrictServer, strict_server
 
 _LONG = 400
 _SHORT = 5
+_IN_STREAM = "left in the stream"
+_BEFORE = "left before the first event"
 
 
 def body(rng: random.Random, model: str, max_tokens: int, stream: bool) -> dict[str, Any]:
@@ -44,19 +46,22 @@ async def run(strict: StrictServer, clients: int, seed: int, at_once: int) -> Co
     ) as client:
 
         async def leave(rng: random.Random) -> str:
-            sent = body(rng, strict.server.model, _LONG, rng.random() < 0.6)
-            events = rng.randint(0, 8) if rng.random() < 0.5 else 10**6
+            sent = body(rng, strict.server.model, _LONG, rng.random() < 0.75)
+            # by events it leaves within its stream however slow the server is
+            by_events = sent["stream"] and rng.random() < 0.6
+            events = rng.randint(0, 8) if by_events else 10**6
+            seen = 0
             try:
-                async with asyncio.timeout(rng.uniform(0.0, 1.5)):
+                async with asyncio.timeout(120 if by_events else rng.uniform(0.0, 1.5)):
                     async with client.stream("POST", "/v1/completions", json=sent) as answer:
                         if answer.status_code != 200:
                             return f"refused {answer.status_code}"
                         async for line in answer.aiter_lines():
-                            events -= bool(line)
-                            if events < 0:
-                                return "left in the stream"
+                            seen += bool(line)
+                            if seen > events:
+                                return _IN_STREAM
             except TimeoutError:
-                return "left in time"
+                return _IN_STREAM if seen else _BEFORE
             return "was answered before it left"
 
         async def stay(rng: random.Random) -> str:
@@ -125,6 +130,8 @@ def main() -> int:
     lost = sum(count for name, count in outcomes.items() if name.startswith("lost"))
     figures = {
         "clients": Figure(sum(outcomes.values()), options.clients),
+        "left_in_the_stream": Figure(outcomes[_IN_STREAM], options.clients / 10),
+        "left_before_the_first_event": Figure(outcomes[_BEFORE], options.clients / 10),
         "lost": Figure(lost, 0, True),
         "steps_after_leaving_a_stream": Figure(after[True], 2, True),
         "steps_after_leaving_a_plain_request": Figure(after[False], 2, True),
