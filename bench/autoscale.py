@@ -44,9 +44,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ramp:
-    """What the ramp came to."""
+    """What the ramp came to.
+
+    Attributes:
+        samples: over time.
+        missed: levels of load that the workers had not followed within the limit.
+        done: streams that ended well.
+        failed: what went wrong, one text a stream.
+        first_token_s: median.
+    """
 
     samples: list[Sample]
+    missed: int
     done: int
     failed: list[str]
     first_token_s: float
@@ -81,7 +90,7 @@ def run_ramp(app: LocalApp, hold_s: float, tokens: int) -> Ramp:
     streams, samples = Streams(app, tokens), list[Sample]()
     began = time.monotonic()
 
-    def hold(count: int, wanted: int) -> None:
+    def hold(count: int, wanted: int) -> bool:
         streams.keep(count)
         since = time.monotonic()
         while True:
@@ -89,16 +98,17 @@ def run_ramp(app: LocalApp, hold_s: float, tokens: int) -> Ramp:
             samples.append(Sample(now - began, count, replicas()))
             settled = samples[-1].replicas == wanted and now - since >= hold_s
             if settled or now - since > _LIMIT_S:
-                return
+                return settled
             time.sleep(0.25)
 
     try:
-        for count, wanted in ((2, 1), (6, 2), (12, 3), (6, 2), (2, 1)):
-            hold(count, wanted)
+        followed = [hold(*level) for level in ((2, 1), (6, 2), (12, 3), (6, 2), (2, 1))]
     finally:
         streams.stop()
     tally = streams.tally
-    return Ramp(samples, tally.done, tally.failed, median(tally.first_s or [0.0]))
+    return Ramp(
+        samples, followed.count(False), tally.done, tally.failed, median(tally.first_s or [0.0])
+    )
 
 
 def wait_for(count: int) -> float:
@@ -162,13 +172,15 @@ def main() -> int:
         ramp = run_ramp(app, 1 if options.short else 40, 50 if options.short else 200)
     end = ramp.samples[-1].replicas
     print(
-        f"{ramp.done} answers, {len(ramp.failed)} failed; workers 1 → {ramp.peak} → {end}; "
+        f"{ramp.done} answers, {len(ramp.failed)} failed; workers 1 → {ramp.peak} → {end}, "
+        f"{ramp.missed} levels missed; "
         f"median first token {1e3 * ramp.first_token_s:.0f} ms; {ramp.samples[-1].at_s:.0f} s"
     )
     for text in ramp.failed[:5]:
         print(text, file=sys.stderr)
     figures = {
         "failed_requests": Figure(len(ramp.failed), 0, at_most=True),
+        "levels_missed": Figure(ramp.missed, 0, at_most=True),
         "most_workers": Figure(ramp.peak, 3),
         "workers_at_the_end": Figure(end, 1, at_most=True),
     }

@@ -12,6 +12,7 @@ lack a token.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -187,6 +188,7 @@ def main() -> int:
     if (problem := missing()) is not None:
         print(problem, file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are to go then too
     with cluster(workers=2) as machines:
         run = Run(machines)
         steps: list[Callable[[], None]] = [run.deploy, run.lose_node]

@@ -1,7 +1,9 @@
 """Two workers against one: the same streams, twice the throughput.
 
 Steps take a simulated time, so that workers do not share the machine's cores; gateway, router and
-Ray Serve are real, and what they cost shows.
+Ray Serve are real, and what they cost shows. A step is long enough for one core to carry all of
+these, the small model's own forwards and the clients as well: with steps of 50 ms that core was
+full.
 
     python -m bench.replicas             # some minutes
     python -m bench.replicas --short     # half a minute
@@ -16,7 +18,7 @@ import time
 from bench.common import Figure, report, write_results
 from bench.local_app import Streams, local_app, replicas
 
-_STEP_S = 0.05
+_STEP_S = 0.1
 #: Streams; a worker runs so many at once, so that one alone is full and two are as well.
 _STREAMS, _AT_ONCE = 16, 8
 

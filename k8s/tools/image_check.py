@@ -184,6 +184,16 @@ def build(target: str, folder: Path, arguments: dict[str, str]) -> Image:
     return built[target]
 
 
+def missing() -> str | None:
+    """What keeps this process from making roots; None where nothing does."""
+    if os.geteuid() != 0:
+        return "clean roots are made with chroot and mounts: run it as root"
+    for tool, package in (("debootstrap", "debootstrap"), ("unshare", "util-linux")):
+        if shutil.which(tool) is None:
+            return f"clean roots need {tool}: apt-get install {package}"
+    return None
+
+
 def needed(stages: dict[str, Stage], target: str) -> set[str]:
     """A stage, those below it and those that it copies from."""
     found, left = set[str](), [target]
@@ -249,6 +259,9 @@ def main() -> int:
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
+    if (problem := missing()) is not None:
+        print(problem, file=sys.stderr)
+        return 2
     arguments = dict(pair.split("=", 1) for pair in options.build_arg)
     folder = Path(tempfile.mkdtemp(prefix="image-check-"))
     try:
