@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,4 +54,13 @@ def load_parts(settings: EngineSettings) -> Parts:
     if speculation.budget == "measured":
         budget = measured_budget(runner, drafter, settings)
     blocks = open_blocks(settings, folder, runner)
+    give_back_memory()
     return Parts(folder, runner, tokenizer, drafter, budget, blocks)
+
+
+def give_back_memory() -> None:
+    """Return to the system what loading took and freed; glibc's malloc would keep it."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
