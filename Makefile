@@ -15,7 +15,7 @@ PROMPTS ?= ../shared/data/train_prompts.jsonl.gz
 OUT ?= build/heads
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint check bench bench-peers bench-load bench-batches bench-prefix bench-tracing bench-memory bench-json equivalence bench-overload bench-disconnects fuzz gpu-check train-heads lock clean bench-autoscale bench-replicas bench-routing multi-node manifests manifests-check capacity image-check docs-check views dashboard bench-failover bench-recovery chaos
+.PHONY: help setup serve test lint check bench bench-peers bench-load bench-batches bench-prefix bench-tracing bench-memory bench-json equivalence conformance bench-overload bench-disconnects fuzz gpu-check train-heads lock clean bench-autoscale bench-replicas bench-routing multi-node manifests manifests-check capacity image-check docs-check views dashboard bench-failover bench-recovery chaos
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -64,6 +64,9 @@ bench-prefix: setup ## first token by where a prompt's KV is found, and what the
 
 equivalence: setup ## 200 random requests of all parameters, speculation on and off, in float32
 	$(BIN)/python -m bench.equivalence $(ARGS)
+
+conformance: setup $(if $(SERVER),,.venv-vllm/.installed) ## the clients' tests against vLLM's server, or against SERVER with MODEL
+	$(BIN)/python -m bench.conformance $(if $(SERVER),--server $(SERVER)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 bench-json: setup ## 100 JSON schemas: are all outputs valid, and how many tokens per round
 	$(BIN)/python -m bench.json_schemas $(ARGS)

@@ -25,6 +25,8 @@ from bench.strict import StrictServer, strict_server
 _TOKENS = 24
 #: Requests at once when capacity is measured: what the strict server runs and some that wait.
 _CLOSED_LOOP = 12
+#: Capacity is measured so often: a server that has just started may yet be slow.
+_WINDOWS = 4
 _RECOVERY_S = 60.0
 #: Requests per second that are a storm to the strict server on any machine.
 _LEAST_RATE = 20.0
@@ -52,7 +54,8 @@ class Storm:
     """What came of it.
 
     Attributes:
-        capacity: requests per second that the server answers, measured before.
+        windows: requests per second that the server answers, measured several times before; the
+            most is its capacity.
         sent: requests.
         statuses: how often each came.
         accepted_p99_s: seconds of accepted requests.
@@ -64,7 +67,7 @@ class Storm:
         recovery_s: seconds from the last request to an answer as fast as before.
     """
 
-    capacity: float
+    windows: list[float]
     sent: int
     statuses: dict[int, int]
     accepted_p99_s: float
@@ -102,7 +105,8 @@ async def storm(strict: StrictServer, seconds: float, factor: float, measured_s:
         base_url=strict.server.url, headers=strict.headers, timeout=300, limits=limits
     ) as client:
         await asyncio.gather(*(ask(client, model, number) for number in range(8)))  # warm up
-        capacity = await _capacity(client, model, measured_s)
+        windows = [await _capacity(client, model, measured_s / _WINDOWS) for _ in range(_WINDOWS)]
+        capacity = max(windows)
         usual = sorted([(await ask(client, model, number)).seconds for number in range(5)])[2]
         memory, peak = _memory(strict), 0
         tasks: list[asyncio.Task[Answer]] = []
@@ -121,7 +125,7 @@ async def storm(strict: StrictServer, seconds: float, factor: float, measured_s:
     accepted = [a for a in answers if a.status == 200]
     refused = [a for a in answers if a.status in (429, 503)]
     return Storm(
-        capacity=capacity,
+        windows=windows,
         sent=len(answers),
         statuses=dict(Counter(a.status for a in answers)),
         accepted_p99_s=_percentile([a.seconds for a in accepted]),
@@ -182,12 +186,16 @@ def main() -> int:
     options = parser.parse_args()
     wait_s = 10.0
     with strict_server(wait_s=wait_s) as strict:
-        found = asyncio.run(storm(strict, options.seconds, options.factor, 10))
+        found = asyncio.run(storm(strict, options.seconds, options.factor, 20))
         strict.check_rest()
     print(found)
     unexpected = sum(n for status, n in found.statuses.items() if status not in (200, 429, 503))
     figures = {
         "accepted": Figure(found.statuses.get(200, 0), 1),
+        # what it answers in the storm is the capacity that counts; else it was no storm
+        "sent_over_accepted": Figure(
+            found.sent / max(found.statuses.get(200, 0), 1), 0.9 * options.factor
+        ),
         # its time in the queue, and as long again to be answered among others
         "accepted_max_s": Figure(found.accepted_max_s, 2 * wait_s, True),
         "accepted_incomplete": Figure(found.incomplete, 0, True),

