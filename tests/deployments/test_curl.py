@@ -12,6 +12,8 @@ from bench.server import Server
 
 pytestmark = pytest.mark.slow
 
+JSON = ("-H", "Content-Type: application/json")
+
 
 def curl(*arguments: str) -> str:
     done = subprocess.run(
@@ -32,15 +34,19 @@ def body(server: Server, **changes: object) -> str:
     )
 
 
-def test_answer(server: Server) -> None:
-    answer = json.loads(curl(f"{server.url}/v1/chat/completions", "-d", body(server)))
+@pytest.mark.parametrize("headers", [JSON, ()], ids=["json", "form"])
+def test_answer(server: Server, headers: tuple[str, ...]) -> None:
+    """Also to who leaves the header out: curl then says that it is a form."""
+    url = f"{server.url}/v1/chat/completions"
+    answer = json.loads(curl(url, *headers, "-d", body(server)))
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"]["role"] == "assistant"
     assert answer["choices"][0]["message"]["content"]
 
 
 def test_events(server: Server) -> None:
-    text = curl("-N", "-i", f"{server.url}/v1/chat/completions", "-d", body(server, stream=True))
+    sent = body(server, stream=True)
+    text = curl("-N", "-i", f"{server.url}/v1/chat/completions", *JSON, "-d", sent)
     head, _, events = text.replace("\r\n", "\n").partition("\n\n")
     assert "content-type: text/event-stream" in head.lower()
     frames = events.split("\n\n")
