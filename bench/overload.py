@@ -25,8 +25,6 @@ from bench.strict import StrictServer, strict_server
 _TOKENS = 24
 #: Requests at once when capacity is measured: what the strict server runs and some that wait.
 _CLOSED_LOOP = 12
-#: Capacity is measured so often: a server that has just started may yet be slow.
-_WINDOWS = 4
 _RECOVERY_S = 60.0
 #: Requests per second that are a storm to the strict server on any machine.
 _LEAST_RATE = 20.0
@@ -54,8 +52,7 @@ class Storm:
     """What came of it.
 
     Attributes:
-        windows: requests per second that the server answers, measured several times before; the
-            most is its capacity.
+        capacity: requests per second that the server answers, measured before.
         sent: requests.
         statuses: how often each came.
         accepted_p99_s: seconds of accepted requests.
@@ -67,7 +64,7 @@ class Storm:
         recovery_s: seconds from the last request to an answer as fast as before.
     """
 
-    windows: list[float]
+    capacity: float
     sent: int
     statuses: dict[int, int]
     accepted_p99_s: float
@@ -105,8 +102,7 @@ async def storm(strict: StrictServer, seconds: float, factor: float, measured_s:
         base_url=strict.server.url, headers=strict.headers, timeout=300, limits=limits
     ) as client:
         await asyncio.gather(*(ask(client, model, number) for number in range(8)))  # warm up
-        windows = [await _capacity(client, model, measured_s / _WINDOWS) for _ in range(_WINDOWS)]
-        capacity = max(windows)
+        capacity = await _capacity(client, model, measured_s)
         usual = sorted([(await ask(client, model, number)).seconds for number in range(5)])[2]
         memory, peak = _memory(strict), 0
         tasks: list[asyncio.Task[Answer]] = []
@@ -125,7 +121,7 @@ async def storm(strict: StrictServer, seconds: float, factor: float, measured_s:
     accepted = [a for a in answers if a.status == 200]
     refused = [a for a in answers if a.status in (429, 503)]
     return Storm(
-        windows=windows,
+        capacity=capacity,
         sent=len(answers),
         statuses=dict(Counter(a.status for a in answers)),
         accepted_p99_s=_percentile([a.seconds for a in accepted]),
@@ -145,7 +141,8 @@ async def _capacity(client: httpx.AsyncClient, model: str, seconds: float) -> fl
     async def loop() -> None:
         nonlocal done
         while time.perf_counter() - began < seconds:
-            done += (await ask(client, model, done)).status == 200
+            answer = await ask(client, model, done)
+            done += answer.status == 200  # not with the await: that reads `done` before it waits
 
     await asyncio.gather(*(loop() for _ in range(_CLOSED_LOOP)))
     return done / (time.perf_counter() - began)
@@ -186,7 +183,7 @@ def main() -> int:
     options = parser.parse_args()
     wait_s = 10.0
     with strict_server(wait_s=wait_s) as strict:
-        found = asyncio.run(storm(strict, options.seconds, options.factor, 20))
+        found = asyncio.run(storm(strict, options.seconds, options.factor, 10))
         strict.check_rest()
     print(found)
     unexpected = sum(n for status, n in found.statuses.items() if status not in (200, 429, 503))
