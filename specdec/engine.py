@@ -254,7 +254,7 @@ class Engine:
         with self._clock.phase("schedule"):
             self.blocks.arrive(self.scheduler)
             plan = self.scheduler.schedule()
-            self.observer.scheduled(plan, self.budget)
+            self.observer.scheduled(plan)
         if plan.loads or plan.reused:
             with self._clock.phase("load"):
                 self.blocks.load(plan.loads)

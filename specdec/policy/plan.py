@@ -61,6 +61,7 @@ class Segment:
         wants_logits: whether a token is drawn: always for a tree (from every row), for a
             prefill chunk only if it holds the last committed token (from its last row).
         every_row: whether a prefill chunk's rows need logits, drawn from or not.
+        expected: of a tree's candidates, how many may be expected to be accepted.
     """
 
     sequence: Sequence
@@ -69,6 +70,7 @@ class Segment:
     tree: DraftTree | None
     wants_logits: bool
     every_row: bool = False
+    expected: float = 0.0
 
     @property
     def logit_rows(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from specdec.params import SamplingParams
 from specdec.policy.budget import Budget
@@ -44,13 +45,20 @@ def usable_draft(sequence: SequenceState, depth: int, limit: int) -> DraftTree:
     return tree if len(tree) <= limit else tree.prefix(limit)
 
 
+class Chosen(NamedTuple):
+    """A tree to verify, and how many of its candidates may be expected to be accepted."""
+
+    tree: DraftTree
+    expected: float
+
+
 def choose_trees(
     drafts: Sequence[DraftTree],
     decodes: Sequence[SequenceState],
     rows: int,
     budget: Budget,
     hold: Callable[[SequenceState, int], int],
-) -> list[DraftTree]:
+) -> list[Chosen]:
     """What to verify of the drafts in a step.
 
     Args:
@@ -62,17 +70,33 @@ def choose_trees(
             cut to the free pages rather than anyone preempted for it.
     """
     keys = sum(map(len, decodes))
-    sizes = tree_sizes(drafts, [s.params for s in decodes], keys, rows, budget)
-    trees = []
-    for sequence, draft, size in zip(decodes, drafts, sizes, strict=True):
+    params = [s.params for s in decodes]
+    chances = node_chances(drafts, params, budget)
+    sizes = tree_sizes(chances, params, keys, rows, budget)
+    chosen = []
+    for sequence, draft, values, size in zip(decodes, drafts, chances, sizes, strict=True):
         if size > 1:
             size = hold(sequence, size)
-        trees.append(draft.prefix(size) if size < len(draft) else draft)
-    return trees
+        # each candidate counts if the walk reaches it
+        tree = draft.prefix(size) if size < len(draft) else draft
+        chosen.append(Chosen(tree, sum(values[1:size], 0.0)))
+    return chosen
+
+
+def node_chances(
+    trees: Sequence[DraftTree], params: Sequence[SamplingParams], budget: Budget
+) -> list[Sequence[float]]:
+    """Per tree and node how likely the walk reaches it, falling; the root's comes first."""
+    return [
+        [SAMPLED_ACCEPTANCE**depth for depth in tree.depths]
+        if drawn_at_random(p)
+        else budget.estimates(tree, p.greedy)
+        for tree, p in zip(trees, params, strict=True)
+    ]
 
 
 def tree_sizes(
-    trees: Sequence[DraftTree],
+    chances: Sequence[Sequence[float]],
     params: Sequence[SamplingParams],
     keys: int,
     rows: int,
@@ -81,30 +105,24 @@ def tree_sizes(
     """Sizes to cut the trees of a step to, roots included.
 
     Args:
-        trees: one per sequence.
+        chances: of each tree, see :func:`node_chances`.
         params: of the sequences.
         keys: their committed tokens, summed.
         rows: most candidates in all.
         budget: decides how many pay.
     """
-    if not trees:
+    if not chances:
         return []
     sampled = [drawn_at_random(p) for p in params]
-    values = [
-        [SAMPLED_ACCEPTANCE**depth for depth in tree.depths]
-        if random
-        else budget.estimates(tree, p.greedy)
-        for tree, p, random in zip(trees, params, sampled, strict=True)
-    ]
-    free = rows - sum(len(t) - 1 for t, random in zip(trees, sampled, strict=True) if random)
+    free = rows - sum(len(c) - 1 for c, random in zip(chances, sampled, strict=True) if random)
     if free < 0:
-        return share_rows(values, rows)
-    open_values = [row[:1] if random else row for row, random in zip(values, sampled, strict=True)]
-    chances = sorted((value for row in open_values for value in row[1:]), reverse=True)
-    sizes = share_rows(open_values, budget.candidates(chances, len(trees), keys, free))
+        return share_rows(chances, rows)
+    shared = [row[:1] if random else row for row, random in zip(chances, sampled, strict=True)]
+    line = sorted((value for row in shared for value in row[1:]), reverse=True)
+    sizes = share_rows(shared, budget.candidates(line, len(chances), keys, free))
     return [
-        len(tree) if random else size
-        for tree, size, random in zip(trees, sizes, sampled, strict=True)
+        len(row) if random else size
+        for row, size, random in zip(chances, sizes, sampled, strict=True)
     ]
 
 

@@ -148,7 +148,7 @@ class Scheduler:
         wanted = sum(map(self._chunk, prefills))
 
         reserved = min(wanted, max(rows // 2, 1), rows)
-        trees = choose_trees(
+        chosen = choose_trees(
             [usable_draft(s, self.draft_depth(s), self.config.max_tree_nodes) for s in decodes],
             decodes,
             rows - reserved,
@@ -156,9 +156,10 @@ class Scheduler:
             self._roster.hold_scratch,
         )
         segments = [
-            Segment(s, len(s.tokens) - 1, tree.tokens, tree, True)
-            for s, tree in zip(decodes, trees, strict=True)
+            Segment(s, len(s.tokens) - 1, tree.tokens, tree, True, expected=expected)
+            for s, (tree, expected) in zip(decodes, chosen, strict=True)
         ]
+        trees = [tree for tree, _ in chosen]
         rows -= sum(map(len, trees)) - len(trees)
         left = rows
         if prefills and rows > 0:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from opentelemetry.context import Context
 
-from specdec.policy.budget import Budget
 from specdec.policy.plan import CommitResult, StepPlan
 from specdec.policy.sequence import Sequence
 
@@ -27,7 +26,7 @@ class Observer(Protocol):
     def added(self, sequence: Sequence, context: Context | None) -> None:
         """A request is in the queue; ``context`` holds its caller's span, or it is not traced."""
 
-    def scheduled(self, plan: StepPlan, budget: Budget) -> None:
+    def scheduled(self, plan: StepPlan) -> None:
         """A step is about to run; its sequences still hold their pages."""
 
     def stepped(self, result: CommitResult, marks: Marks) -> None:
@@ -46,7 +45,7 @@ class NullObserver:
     def added(self, sequence: Sequence, context: Context | None) -> None:
         """Nothing."""
 
-    def scheduled(self, plan: StepPlan, budget: Budget) -> None:
+    def scheduled(self, plan: StepPlan) -> None:
         """Nothing."""
 
     def stepped(self, result: CommitResult, marks: Marks) -> None:
@@ -75,10 +74,10 @@ class Guarded:
         with self._guard():
             self._inner.added(sequence, context)
 
-    def scheduled(self, plan: StepPlan, budget: Budget) -> None:
+    def scheduled(self, plan: StepPlan) -> None:
         """See above."""
         with self._guard():
-            self._inner.scheduled(plan, budget)
+            self._inner.scheduled(plan)
 
     def stepped(self, result: CommitResult, marks: Marks) -> None:
         """See above."""

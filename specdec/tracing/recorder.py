@@ -9,11 +9,8 @@ from typing import NamedTuple
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from specdec.policy.budget import Budget
 from specdec.policy.plan import CommitResult, Segment, StepPlan
-from specdec.policy.rows import SAMPLED_ACCEPTANCE, drawn_at_random
 from specdec.policy.sequence import Sequence, Status
-from specdec.policy.tree import DraftTree
 from specdec.tracing.observer import Marks
 from specdec.tracing.record import Part, RequestRecord, StepLog, StepTimes
 from specdec.tracing.rules import TraceRules
@@ -26,7 +23,6 @@ class _Planned(NamedTuple):
     record: RequestRecord
     segment: Segment
     pages: int
-    estimated: float
 
 
 class TraceRecorder:
@@ -71,7 +67,7 @@ class TraceRecorder:
         record = RequestRecord(sequence, context, span.trace_flags.sampled, log, arrival, prior)
         self._open[sequence] = self._unstarted[sequence] = record
 
-    def scheduled(self, plan: StepPlan, budget: Budget) -> None:
+    def scheduled(self, plan: StepPlan) -> None:
         """Note what the step takes away from its sequences, and what it may change."""
         self._planned.clear()
         self._started.clear()
@@ -90,15 +86,9 @@ class TraceRecorder:
                 continue
             if segment.sequence in self._unstarted:
                 self._start(record)
-            lease, tree = segment.sequence.lease, segment.tree
-            self._planned.append(
-                _Planned(
-                    record,
-                    segment,
-                    0 if lease is None else len(lease.pages),
-                    0.0 if tree is None else _expected(segment.sequence, tree, budget),
-                )
-            )
+            lease = segment.sequence.lease
+            pages = 0 if lease is None else len(lease.pages)
+            self._planned.append(_Planned(record, segment, pages))
 
     def stepped(self, result: CommitResult, marks: Marks) -> None:
         """Enter each sequence's part in the step."""
@@ -115,7 +105,7 @@ class TraceRecorder:
         )
         committed = {entry.sequence: len(entry.tokens) for entry in result.committed}
         failed = set(result.failed)
-        for record, segment, pages, estimated in self._planned:
+        for record, segment, pages in self._planned:
             sequence, tree = segment.sequence, segment.tree
             count = committed.get(sequence, 0)
             if sequence in failed or (segment.wants_logits and not count):
@@ -130,7 +120,7 @@ class TraceRecorder:
                     segment.start,
                     len(segment.tokens) - (tree is not None),
                     0 if tree is None else max(tree.depths),
-                    estimated,
+                    segment.expected,
                     count,
                     pages,
                     drafted if count else -1,
@@ -171,12 +161,3 @@ class TraceRecorder:
         record.kept = self._rules.why_kept(record.sampled, record.error is not None, seconds)
         if record.kept is not None:
             self._writer.put(record)
-
-
-def _expected(sequence: Sequence, tree: DraftTree, budget: Budget) -> float:
-    """How many candidates may be expected to be accepted: each counts if the walk reaches it."""
-    if len(tree) == 1:
-        return 0.0
-    if drawn_at_random(sequence.params):
-        return sum(SAMPLED_ACCEPTANCE**depth for depth in tree.depths[1:])
-    return sum(budget.estimates(tree, sequence.params.greedy)) - 1.0

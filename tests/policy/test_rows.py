@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specdec.params import SamplingParams
 from specdec.policy.budget import UnlimitedBudget
-from specdec.policy.rows import share_rows, tree_sizes
+from specdec.policy.rows import node_chances, share_rows, tree_sizes
 from specdec.policy.tree import DraftTree
 
 falling = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), max_size=4).map(
@@ -36,6 +36,12 @@ def test_ties_go_to_the_older() -> None:
     assert share_rows([[1.0, 0.5, 0.5], [1.0, 0.5, 0.5]], 3) == [3, 2]
 
 
+def sizes_of(
+    trees: list[DraftTree], params: list[SamplingParams], rows: int, budget: UnlimitedBudget
+) -> list[int]:
+    return tree_sizes(node_chances(trees, params, budget), params, 20, rows, budget)
+
+
 def test_the_tokens_of_a_sampled_draft_do_not_decide_its_size() -> None:
     shape = ((-1, 0, 0, 1), (0, 1, 1, 2))
     likely = DraftTree((1, 2, 3, 4), *shape, (1.0, 0.9, 0.8, 0.7))
@@ -47,8 +53,7 @@ def test_the_tokens_of_a_sampled_draft_do_not_decide_its_size() -> None:
     other = DraftTree((9, 9, 9, 9), (-1, 0, 1, 2), (0, 1, 2, 3), (1.0, 0.6, 0.3, 0.2))
     for rows in range(7):
         sizes = [
-            tree_sizes([tree, other], [rejection, match], 20, rows, budget)
-            for tree in (likely, unlikely)
+            sizes_of([tree, other], [rejection, match], rows, budget) for tree in (likely, unlikely)
         ]
         assert sizes[0] == sizes[1]
         assert sum(sizes[0]) == 2 + min(6, rows)
@@ -68,5 +73,5 @@ def test_no_measured_time_decides_the_size_of_a_sampled_draft() -> None:
     match, rejection = (
         SamplingParams(temperature=1.0, acceptance=rule) for rule in ("match", "rejection")
     )
-    assert tree_sizes([tree, tree], [rejection, match], 20, 10, Nothing()) == [4, 1]
-    assert tree_sizes([], [], 0, 10, Nothing()) == []
+    assert sizes_of([tree, tree], [rejection, match], 10, Nothing()) == [4, 1]
+    assert sizes_of([], [], 10, Nothing()) == []

@@ -445,7 +445,7 @@ def test_nothing_is_made_on_the_engines_thread() -> None:
 
 def test_an_observer_that_fails_costs_its_traces_only(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(TraceRecorder):
-        def scheduled(self, plan: Any, budget: Any) -> None:
+        def scheduled(self, plan: Any) -> None:
             raise KeyError("nobody thought of it")
 
     traced = Traced(drafting_engine())
