@@ -26,7 +26,6 @@ PROBE_EVERY, PROBE_STEPS = 512, 4
 MARGIN, DRAFT_MARGIN = 0.1, 0.02
 #: Weight of the newest step in running means.
 _FRESH = 0.02
-_FIXED_POINT = 4
 #: Steps' worth of trust in what heads are expected to give: a few unlucky rounds at the start
 #: shall not end drafting.
 _HEADS_PRIOR = 20
@@ -103,11 +102,11 @@ class MeasuredBudget:
         heads = self._source is Source.HEADS
         pace = load.lookup if self._source is Source.LOOKUP else load.heads
         draft = self._draft_seconds(decodes) if heads else 0.0
-        rate = self._rate(pace, decodes, keys, draft)
-        count, tokens = self._choose(chances, decodes, keys, limit, rate)
-        for _ in range(0 if pace.steps else _FIXED_POINT):
-            rate = tokens / self._seconds(decodes, count, keys, draft)
-            count, tokens = self._choose(chances, decodes, keys, limit, rate)
+        if pace.steps:
+            rate = self._rate(pace, decodes, keys, draft)
+            count, _ = self._choose(chances, decodes, keys, limit, rate)
+        else:
+            count = self._first_choice(chances, decodes, keys, limit, draft)
         if 0 < count < limit:
             pace.least += max(_FRESH, 1 / (pace.steps + 1)) * (chances[count - 1] - pace.least)
         return count
@@ -210,6 +209,22 @@ class MeasuredBudget:
         """Tokens per second by what was seen; of plain steps at first."""
         candidates = pace.candidates * decodes
         return pace.tokens * decodes / self._seconds(decodes, candidates, keys, draft)
+
+    def _first_choice(
+        self, chances: Sequence[float], decodes: int, keys: int, limit: int, draft: float
+    ) -> int:
+        """How many candidates give the most tokens per second of this one round, rows beyond the
+        roots at their price and the margin: by Dinkelbach's iteration, whose rates only rise.
+        """
+        plain = self._seconds(decodes, 0, keys, draft)
+        count, tokens, before = 0, float(decodes), 0.0
+        while True:
+            dear = self._seconds(decodes, count, keys, draft) - plain
+            rate = tokens / (plain + dear * (1 + MARGIN))
+            if rate <= before:
+                return count
+            before = rate
+            count, tokens = self._choose(chances, decodes, keys, limit, rate)
 
     def _choose(
         self, chances: Sequence[float], decodes: int, keys: int, limit: int, rate: float

@@ -96,7 +96,7 @@ falling = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8).map(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(falling, st.integers(1, 4), st.sampled_from([AVX2, FREE]))
 def test_the_first_choice_has_about_the_highest_rate(
     chances: list[float], sequences: int, points: Points
