@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from prefix_cache.errors import StoreConfigError
+
+T = TypeVar("T")
+
+#: Kinds of stores, by the schemes of their URLs.
+KINDS = {"redis": "redis", "rediss": "redis", "unix": "redis", "lmdb": "lmdb", "memory": "memory"}
 
 
 @dataclass(frozen=True)
@@ -98,11 +103,23 @@ def open_store(url: str, options: StoreOptions) -> BlockStore:
         StoreError: UNAVAILABLE, where an embedded store cannot be opened. A server is not
             called before the first use.
     """
+    return open_kind(url, options, _OPENERS)
+
+
+def open_kind(
+    url: str, options: StoreOptions, openers: Mapping[str, Callable[[SplitResult, StoreOptions], T]]
+) -> T:
+    """Open what ``url`` names by the one of ``openers`` for that kind of store; see ``KINDS``.
+
+    Raises:
+        StoreConfigError: the URL is wrong; and whatever the opener raises.
+    """
+    kind = KINDS[check_scheme(url)]
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise StoreConfigError("the store's URL cannot be parsed") from error
-    return _OPENERS[check_scheme(url)](parts, options)
+    return openers[kind](parts, options)
 
 
 def check_scheme(url: str) -> str:
@@ -112,8 +129,8 @@ def check_scheme(url: str) -> str:
         StoreConfigError: there is no such kind.
     """
     scheme = url.partition("://")[0]
-    if scheme not in _OPENERS:
-        known = ", ".join(f"{scheme}://" for scheme in _OPENERS)
+    if scheme not in KINDS:
+        known = ", ".join(f"{scheme}://" for scheme in KINDS)
         raise StoreConfigError(f"a store's URL begins with one of {known}")
     return scheme
 
@@ -138,8 +155,6 @@ def _open_redis(parts: SplitResult, options: StoreOptions) -> BlockStore:
 
 _OPENERS: dict[str, Callable[[SplitResult, StoreOptions], BlockStore]] = {
     "redis": _open_redis,
-    "rediss": _open_redis,
-    "unix": _open_redis,
     "lmdb": _open_lmdb,
     "memory": _open_memory,
 }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
-from prefix_cache.errors import StoreConfigError
-from prefix_cache.store import BlockStore, StoreOptions, check_scheme
+from prefix_cache.store import BlockStore, StoreOptions, open_kind
 from prefix_cache.stores.reopening import ReopeningStore
 
 
@@ -48,12 +47,7 @@ def open_cells(url: str, options: StoreOptions) -> Cells:
         StoreConfigError: the URL is wrong, or a package that it needs is missing.
         StoreError: UNAVAILABLE, where an embedded store cannot be opened.
     """
-    scheme = check_scheme(url)
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise StoreConfigError("the store's URL cannot be parsed") from error
-    return _OPENERS[scheme](parts, options)
+    return open_kind(url, options, _OPENERS)
 
 
 class ReopeningCells(ReopeningStore[Cells]):
@@ -88,8 +82,6 @@ def _open_redis(parts: SplitResult, options: StoreOptions) -> Cells:
 
 _OPENERS: dict[str, Callable[[SplitResult, StoreOptions], Cells]] = {
     "redis": _open_redis,
-    "rediss": _open_redis,
-    "unix": _open_redis,
     "lmdb": _open_lmdb,
     "memory": _open_memory,
 }
