@@ -1,9 +1,12 @@
-"""The application with a worker that dies of one prompt, as of a bug in a kernel."""
+"""The application with a worker that dies of one prompt, as of a bug in a kernel, and that takes
+its time for a step, as a large model does: what a test does in the middle of an answer then comes
+in its middle on every machine."""
 
 # No `from __future__ import annotations`: see deployments/app.py.
 
 import os
 import signal
+import time
 
 import pytest
 from ray.serve import Application
@@ -16,6 +19,8 @@ from specdec.policy.plan import StepPlan
 
 #: A prompt that begins so kills the process that computes it.
 POISON = (1, 13, 2)
+#: Time a step takes at least. 250 tokens then need seconds, a failover less than one.
+STEP_S = 0.02
 
 
 class Worker(SoundWorker):
@@ -27,6 +32,7 @@ class Worker(SoundWorker):
         def deadly(plan: StepPlan) -> StepOutput:
             if any(segment.tokens[: len(POISON)] == POISON for segment in plan.segments):
                 os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(STEP_S)
             return run(plan)
 
         runner.run = deadly  # type: ignore[method-assign]
