@@ -6,6 +6,8 @@ import hmac
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -115,6 +117,42 @@ def test_every_digest_is_compared_whichever_fits(
         compared.clear()
         keys.find(secret)
         assert len(compared) == len(set(compared)) == 50
+
+
+def fastest_s(secrets: dict[str, str], find: Callable[[str], object]) -> dict[str, float]:
+    """Seconds of a search for each, by turns, at its fastest: the rest is noise."""
+    best = dict.fromkeys(secrets, float("inf"))
+    for _ in range(300):
+        for name, secret in secrets.items():
+            began = time.perf_counter()
+            find(secret)
+            best[name] = min(best[name], time.perf_counter() - began)
+    return best
+
+
+def test_a_search_takes_as_long_for_a_wrong_key_as_for_a_good_one(tmp_path: Path) -> None:
+    """By the clock. A search that ends where it finds something fails here by hundreds of times."""
+    secrets = [new_secret() for _ in range(1000)]
+    file = tmp_path / "keys"
+    file.write_text(
+        "\n".join(line(f"k{i}", s, NOW if i == 500 else None) for i, s in enumerate(secrets))
+    )
+    keys = ring(file)
+    asked = {
+        "first": secrets[0],
+        "last": secrets[-1],
+        "expired": secrets[500],
+        "unknown": new_secret(),
+        "nearly the first": secrets[0][:-1] + ("b" if secrets[0][-1] == "a" else "a"),
+    }
+    took = fastest_s(asked, keys.find)
+    assert max(took.values()) < 1.15 * min(took.values()), took
+
+    def hasty(secret: str) -> object:
+        return next((key for key in keys._keys if key.digest == digest_of(secret)), None)
+
+    hurried = fastest_s(asked, hasty)
+    assert hurried["first"] < 0.1 * hurried["last"], "the clock would not show it"
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
