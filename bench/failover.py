@@ -5,8 +5,9 @@ pause?
     python -m bench.failover --kills 4     # a short form
 
 Real servers of a small float32 model made from a config, over HTTP: with one worker and checkpoints
-in LMDB, with two and checkpoints in Valkey, greedy and seeded. Each kill is a ``kill -9`` of the
-busiest worker in the midst of several streams.
+in LMDB, with two and checkpoints in Valkey; greedy, seeded, and seeded within a JSON schema. Each
+kill is a ``kill -9`` of the busiest worker in the midst of several streams. A token is a byte, so
+that texts at random are full of unfinished characters.
 """
 
 from __future__ import annotations
@@ -26,15 +27,39 @@ import numpy as np
 
 from bench.common import Figure, report, table, write_results
 from bench.kills import Streamed, Streams, busiest, kill, serving, wait_for_workers
+from bench.letters import END, letter_tokenizer
 from bench.server import Server, running_server
-from bench.small_model import VOCABULARY, make_small_model
+from bench.small_model import make_small_model
 from bench.valkey import Valkey
 
 #: Seconds that the pause may take for 95 of 100 streams where a second worker is there.
 PAUSE_TARGET_S = 2.0
 KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "seeded": {"temperature": 1, "top_p": 0.95},
+    "greedy": {"temperature": 0, "ignore_eos": True},
+    "seeded": {"temperature": 1, "top_p": 0.95, "ignore_eos": True},
+    "json": {
+        "temperature": 1,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "notes",
+                "strict": True,
+                "schema": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "title": {"type": "string", "maxLength": 20},
+                            "count": {"type": "integer"},
+                        },
+                        "required": ["title", "count"],
+                        "additionalProperties": False,
+                    },
+                    "minItems": 400,
+                },
+            },
+        },
+    },
 }
 
 
@@ -59,7 +84,7 @@ def bodies(kind: str, count: int, tokens: int, rng: random.Random) -> list[dict[
     """Requests of one kind."""
     return [
         {
-            "prompt": [rng.randrange(VOCABULARY) for _ in range(rng.randint(4, 60))],
+            "prompt": [rng.randrange(END) for _ in range(rng.randint(4, 60))],
             "max_tokens": tokens,
             "seed": rng.getrandbits(32),
             **KINDS[kind],
@@ -167,7 +192,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = measure(options, make_small_model(Path(folder) / "small"))
+        small = make_small_model(Path(folder) / "small", tokenizer=letter_tokenizer())
+        outcomes = measure(options, small)
     rows = []
     for name, found in outcomes.items():
         p50, p95 = np.percentile(found.pauses_s or [0.0], [50, 95])

@@ -167,8 +167,13 @@ def routed(requests: int, slack: int, factor: float) -> float:
     return found / requests
 
 
-def write_cost(url: str, repeats: int, batch: int, prompt_file: Path | None) -> float:
-    """Throughput with the store written behind, of that without one; median of pairs."""
+def write_cost(url: str, repeats: int, batch: int, prompt_file: Path | None) -> tuple[float, float]:
+    """What writing behind costs while answers are computed, and how much is written in that time.
+
+    Returns:
+        Throughput with the store written behind, of that without one, and the share of the blocks
+        that are in the store when the last answer ends; medians of pairs.
+    """
     settings = EngineSettings(
         kv=KvSettings(memory_gib=2),
         prefix_cache=PrefixSettings(store=PrefixCacheSettings(url=SecretStr(url))),
@@ -180,19 +185,28 @@ def write_cost(url: str, repeats: int, batch: int, prompt_file: Path | None) -> 
         for prompt in load_prompts(batch, prompt_file)
     ]
     EngineArm(engine, True).run(prompts, Ask(32))
-    ratios = []
+    ratios, shares = [], []
+
+    def written() -> int:
+        stats = stored.stats()
+        return 0 if stats is None else stats.written
+
     for pair in tqdm(range(repeats), desc="writing behind"):
         speeds = {}
         for writing in (True, False) if pair % 2 else (False, True):
             engine.blocks = stored if writing else pool_only
             # by its salt, every block is new to pool and store
             arm = EngineArm(engine, True, CacheScope(0, f"{pair} {writing}".encode()))
+            before = written()
             speeds[writing] = throughput(arm.run(prompts, Ask(64)))
+            at_once = written() - before
             stored.flush(60)
+            if writing:
+                shares.append(at_once / (written() - before))
         ratios.append(speeds[True] / speeds[False])
     engine.blocks = stored
     engine.close()
-    return median(ratios)
+    return median(ratios), median(shares)
 
 
 def measure(options: argparse.Namespace) -> int:
@@ -210,10 +224,12 @@ def measure(options: argparse.Namespace) -> int:
                     figures |= found
                     details[kind] = rows
             if "writing" in options.parts:
-                ratio = write_cost(
+                ratio, share = write_cost(
                     valkey.url, options.repeats + 1, options.batch, options.prompt_file
                 )
                 figures["writing_behind_throughput"] = Figure(ratio, 0.97)
+                print(f"{share:.0%} of the blocks were written before the last answer ended")
+                details["written_meanwhile"] = share
             if "routing" in options.parts:
                 blind = routed(options.requests, 0, 1.0)
                 figures["affinity_hit_ratio"] = Figure(routed(options.requests, 4, 1.5), 0.9)

@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import yaml
 
@@ -54,6 +56,7 @@ def running_server(
         model: the name that clients use.
         import_path: of the application; another one to inject faults.
     """
+    _end_in_order_when_told_to()
     # Ray's sockets lie below this folder and their paths may have 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="sd"))
     port = free_port()
@@ -83,6 +86,18 @@ def running_server(
     finally:
         stop(process, folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_in_order_when_told_to() -> None:
+    """Have SIGTERM end this program as an exception, so that it stops its server before."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may set a handler
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], log_path: Path) -> None:

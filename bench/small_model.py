@@ -1,4 +1,4 @@
-"""A small model made from a config, with a tokenizer of words: a server of it starts in seconds."""
+"""A small model made from a config: a server of it starts in seconds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ VOCABULARY = 512
 _MATRIX_SCALE, _TABLE_SCALE = 10.0, 5.0
 
 
-def make_small_model(folder: Path, seed: int = 0, max_length: int = 4096) -> Path:
-    """Write model and tokenizer to ``folder``; the weights depend on ``seed`` alone."""
+def make_small_model(
+    folder: Path,
+    seed: int = 0,
+    max_length: int = 4096,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> Path:
+    """Write a model to ``folder``, with ``tokenizer`` or one of words.
+
+    The weights depend on ``seed`` and on the size of the vocabulary alone.
+    """
+    tokenizer = tokenizer or word_tokenizer()
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=4,
@@ -27,7 +36,7 @@ def make_small_model(folder: Path, seed: int = 0, max_length: int = 4096) -> Pat
         num_key_value_heads=2,
         max_position_embeddings=max_length,
         bos_token_id=None,
-        eos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
@@ -38,8 +47,13 @@ def make_small_model(folder: Path, seed: int = 0, max_length: int = 4096) -> Pat
             if parameter.ndim > 1:
                 parameter.mul_(_TABLE_SCALE if "embed" in name else _MATRIX_SCALE)
     model.save_pretrained(folder)
-    words = {f"w{i}": i for i in range(VOCABULARY - 1)} | {"?": VOCABULARY - 1}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="?"))
-    tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """``VOCABULARY`` words: w0, w1 and so on, and a question mark for all others."""
+    words = {f"w{i}": i for i in range(VOCABULARY - 1)} | {"?": VOCABULARY - 1}
+    inner = Tokenizer(WordLevel(words, unk_token="?"))
+    inner.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?")

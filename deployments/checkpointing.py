@@ -15,6 +15,7 @@ from deployments.progress import Progress
 from prefix_cache.checkpoints.record import Checkpoint, State
 from prefix_cache.checkpoints.store import CheckpointStore, Save
 from prefix_cache.errors import CheckpointTooLarge, PrefixCacheError, StoreError
+from prefix_cache.priority import give_way
 from prefix_cache.quiet_log import QuietLog
 from specdec.outputs import RequestOutput
 from specdec.policy.tree import DraftTree
@@ -168,6 +169,7 @@ class Checkpointer:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        give_way()
         self._count_old()
         while True:
             with self._changed:

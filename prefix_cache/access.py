@@ -11,7 +11,7 @@ from prefix_cache.breaker import CircuitBreaker
 from prefix_cache.errors import StoreError, StoreFault
 from prefix_cache.quiet_log import QuietLog
 from prefix_cache.stats import Counters
-from prefix_cache.store import BlockStore, StoreStats
+from prefix_cache.store import BlockStore, StoreStats, Value
 
 _LOGGER = logging.getLogger("prefix_cache")
 
@@ -40,7 +40,7 @@ class StoreAccess:
         """Which are there; None where the store cannot be asked or does not answer in time."""
         return self._guarded(lambda: self._store.has_many(keys, deadline_s))
 
-    def put_many(self, items: Sequence[tuple[bytes, bytes]], deadline_s: float) -> bool:
+    def put_many(self, items: Sequence[tuple[bytes, Value]], deadline_s: float) -> bool:
         """Whether all were stored."""
         start = time.monotonic()
 

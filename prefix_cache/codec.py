@@ -5,7 +5,7 @@ Little-endian throughout::
     0   magic "KVBL"                  4
     4   schema                        2
     6   compression, 0 none 1 zstd    1
-    7   check, 0 SHA-256 1 MAC        1
+    7   check, 1 MAC 2 XXH3           1
     8   key                          32
     40  identity                     32
     72  bytes of the payload          8
@@ -14,9 +14,10 @@ Little-endian throughout::
     92  bytes of an element           4
     96  token ids, 4 bytes each, then zeros to a multiple of 16
     ..  the payload as stored
-    -32 SHA-256, or BLAKE2b keyed with the secret, over all bytes before it
+    -32 over all bytes before it: 128 bits of XXH3 and 16 zeros, or BLAKE2b keyed with the secret
 
-The check covers the key, so a sound block under another key is refused too. Nothing is unpickled
+The check covers the key, so a sound block under another key is refused too. Without a secret it
+finds accidents alone, as any checksum that everybody can make. Nothing is unpickled
 or otherwise run, and nothing is allocated by a length that the stored bytes name.
 """
 
@@ -29,6 +30,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import xxhash
+
 from prefix_cache.errors import BlockRejected, Rejection, StoreConfigError
 from prefix_cache.keys import KEY_BYTES, SCHEMA, pack_tokens
 from prefix_cache.packing import UnpackError, pack, unpack
@@ -39,7 +42,7 @@ _MAGIC = b"KVBL"
 _HEADER = struct.Struct("<4sHBB32s32sQQII")
 _CHECK_BYTES = 32
 _COMPRESSION_CODES: dict[Compression, int] = {"none": 0, "zstd": 1}
-_SHA256, _MAC = 0, 1
+_MAC, _XXH3 = 1, 2
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,14 @@ class BlockCodec:
             raise ValueError("payload_bytes must be a multiple of element_bytes")
 
     def encode(self, key: bytes, tokens: Sequence[int], payload: bytes | memoryview) -> bytes:
-        """The block as stored bytes.
+        """The block as stored bytes; raises as ``parts`` does."""
+        return b"".join(self.parts(key, tokens, payload))
+
+    def parts(
+        self, key: bytes, tokens: Sequence[int], payload: bytes | memoryview
+    ) -> tuple[bytes | memoryview, ...]:
+        """The block as stored bytes, in parts that follow one another; the payload is not copied
+        where it is not compressed.
 
         Raises:
             ValueError: key, tokens or payload are not of this codec's sizes.
@@ -122,7 +132,7 @@ class BlockCodec:
             _MAGIC,
             SCHEMA,
             _COMPRESSION_CODES[self.compression],
-            _MAC if self.secret else _SHA256,
+            _MAC if self.secret else _XXH3,
             key,
             self.identity,
             self.payload_bytes,
@@ -131,7 +141,7 @@ class BlockCodec:
             self.element_bytes,
         )
         ids = _padded(pack_tokens(tokens))
-        return b"".join((header, ids, stored, self._check(header, ids, stored)))
+        return header, ids, stored, self._check(header, ids, stored)
 
     def decode(self, data: bytes, key: bytes, tokens: Sequence[int]) -> memoryview:
         """The payload, if ``data`` is this very block.
@@ -159,7 +169,7 @@ class BlockCodec:
             (identity == self.identity, Rejection.IDENTITY),
             (its_key == key, Rejection.KEY),
             (count == len(tokens), Rejection.TOKENS),
-            (check == _MAC, Rejection.MAC) if self.secret else (check == _SHA256, Rejection.MAC),
+            (check == (_MAC if self.secret else _XXH3), Rejection.MAC),
             (len(data) == _HEADER.size + len(ids) + stored + _CHECK_BYTES, Rejection.TRUNCATED),
             (data[_HEADER.size : _HEADER.size + len(ids)] == ids, Rejection.TOKENS),
         ):
@@ -194,11 +204,11 @@ class BlockCodec:
         check = (
             hashlib.blake2b(key=secret, digest_size=_CHECK_BYTES, person=b"prefix_cache")
             if secret
-            else hashlib.sha256()
+            else xxhash.xxh3_128()
         )
         for part in parts:
             check.update(part)
-        return check.digest()
+        return check.digest().ljust(_CHECK_BYTES, b"\0")
 
 
 def _padded(tokens: bytes) -> bytes:

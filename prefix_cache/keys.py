@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Raised when the meaning of a key or a stored block changes. Old blocks are then never found.
-SCHEMA = 1
+SCHEMA = 2
 
 #: Bytes of a key and of an identity's digest.
 KEY_BYTES = 32

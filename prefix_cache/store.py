@@ -12,6 +12,9 @@ from prefix_cache.errors import StoreConfigError
 
 T = TypeVar("T")
 
+#: What a store takes as a value.
+Value = bytes | memoryview
+
 #: Kinds of stores, by the schemes of their URLs.
 KINDS = {"redis": "redis", "rediss": "redis", "unix": "redis", "lmdb": "lmdb", "memory": "memory"}
 
@@ -69,8 +72,10 @@ class BlockStore(Protocol):
     def has_many(self, keys: Sequence[bytes], deadline_s: float) -> list[bool]:
         """Which keys have a value."""
 
-    def put_many(self, items: Sequence[tuple[bytes, bytes]], deadline_s: float) -> None:
-        """Write values, over those that are there. If it raises, some may be written."""
+    def put_many(self, items: Sequence[tuple[bytes, Value]], deadline_s: float) -> None:
+        """Write values, over those that are there. If it raises, some may be written. Nothing is
+        kept of a buffer: it may change once the call has returned.
+        """
 
     def touch_many(self, keys: Sequence[bytes], deadline_s: float) -> None:
         """Let keys live for another TTL, and be evicted later than those not touched."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from prefix_cache.access import StoreAccess
 from prefix_cache.codec import BlockCodec
+from prefix_cache.priority import give_way
 from prefix_cache.recent import RecentKeys
+from prefix_cache.scratch import Scratch
 
 _LOGGER = logging.getLogger("prefix_cache")
 
@@ -65,6 +67,7 @@ class Writer:
         self._distrusted = distrusted
         self._most = queue_bytes
         self._deadline_s = deadline_s
+        self._buffers = [Scratch() for _ in range(max(1, _BATCH_BYTES // codec.payload_bytes))]
         self._changed = threading.Condition()
         self._queue: deque[Block] = deque()
         self._waiting: set[bytes] = set()
@@ -150,6 +153,7 @@ class Writer:
         return bool(self._queue or self._touches or self._busy)
 
     def _run(self) -> None:
+        give_way()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._touches or self._closed)
@@ -178,8 +182,8 @@ class Writer:
         self._changed.notify_all()
 
     def _next_batch(self) -> list[Block]:
-        most = max(1, _BATCH_BYTES // self._codec.payload_bytes)
-        return [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+        most = min(len(self._buffers), len(self._queue))
+        return [self._queue.popleft() for _ in range(most)]
 
     def _store(self, batch: list[Block]) -> None:
         there = self._access.has_many([block.key for block in batch], self._deadline_s)
@@ -189,7 +193,10 @@ class Writer:
         known = [block.key for block, yes in zip(batch, there, strict=True) if yes]
         self._stored.add(key for key in known if key not in self._distrusted)
         missing = [block for block in batch if block.key not in self._stored]
-        items = [(b.key, self._codec.encode(b.key, b.tokens, b.payload)) for b in missing]
+        items = [
+            (block.key, buffer.join(self._codec.parts(block.key, block.tokens, block.payload)))
+            for block, buffer in zip(missing, self._buffers, strict=False)
+        ]
         if not items:
             return
         if self._access.put_many(items, self._deadline_s):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+from bench.letters import letter_tokenizer
 from specdec.params import GrammarSpec
-from tests.letters import letter_tokenizer
 
 #: Single letters: where a text is forced, llguidance allows the one way alone in which the
 #: tokenizer would write it, and with letters there is no other.

@@ -26,6 +26,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
+from bench.letters import letter_tokenizer
 from specdec.engine import Engine
 from specdec.noise import uniform
 from specdec.params import SamplingParams
@@ -33,7 +34,6 @@ from specdec.policy.roster import Roster
 from specdec.policy.sequence import Sequence
 from tests.engines import ScriptedDrafter, run_all, tiny_engine, tokens_of
 from tests.languages import END, LANGUAGES, TOKENIZER, VOCABULARY, allowed_next
-from tests.letters import letter_tokenizer
 from tests.tiny_models import tiny_model
 
 KINDS = {

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from deployments.metrics.recorder import Batch, Recorder
+from prefix_cache.priority import give_way
 
 log = logging.getLogger("ray.serve")
 
@@ -60,6 +61,7 @@ class Publisher:
             self._try(sink.close, f"closing {type(sink).__name__}")
 
     def _run(self) -> None:
+        give_way()
         while not self._stopped.wait(self._interval_s):
             self._publish()
 

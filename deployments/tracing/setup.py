@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -33,6 +34,7 @@ from opentelemetry.util.types import Attributes
 from deployments.tracing.encoding import encode
 from deployments.tracing.settings import TraceSettings
 from deployments.tracing.sink import SdkSink
+from prefix_cache.priority import give_way
 from specdec.tracing import names
 from specdec.tracing.observer import Guarded, NullObserver, Observer
 from specdec.tracing.recorder import TraceRecorder
@@ -68,7 +70,9 @@ class Tracing:
         if not settings.enabled:
             return
         self._exporter = exporter or make_exporter(settings)
-        self._batch = BatchSpanProcessor(self._exporter, _QUEUE, _EVERY_MS, _BATCH)
+        with ThreadPoolExecutor(1, initializer=give_way) as below:  # its thread inherits that
+            made = below.submit(BatchSpanProcessor, self._exporter, _QUEUE, _EVERY_MS, _BATCH)
+        self._batch = made.result()
         self._provider = TracerProvider(
             sampler=RecordAll(settings.sample_ratio),
             resource=Resource.create(

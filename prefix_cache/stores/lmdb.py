@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, unquote
 import lmdb
 
 from prefix_cache.errors import StoreConfigError, StoreError, StoreFault
-from prefix_cache.store import StoreOptions, StoreStats
+from prefix_cache.store import StoreOptions, StoreStats, Value
 from prefix_cache.stores.deadline import Deadline
 from prefix_cache.stores.gate import Gate
 from prefix_cache.stores.lmdb_tables import Tables, size_of
@@ -116,10 +116,10 @@ class LmdbStore:
             entries = [self._tables.entry(txn, self._options.key(key)) for key in keys]
         return [entry is not None and entry.expires_at > now for entry in entries]
 
-    def put_many(self, items: Sequence[tuple[bytes, bytes]], deadline_s: float) -> None:
+    def put_many(self, items: Sequence[tuple[bytes, Value]], deadline_s: float) -> None:
         """See BlockStore."""
         deadline = Deadline(deadline_s)
-        batch: list[tuple[bytes, bytes]] = []
+        batch: list[tuple[bytes, Value]] = []
         size, most = 0, int(self._budget * _TRANSACTION)
         for key, value in items:
             if size_of(value) > self._budget // 4:
@@ -177,7 +177,7 @@ class LmdbStore:
             self._environment.close()
             self._mutex.close()
 
-    def _put(self, batch: list[tuple[bytes, bytes]], size: int, deadline: Deadline) -> None:
+    def _put(self, batch: list[tuple[bytes, Value]], size: int, deadline: Deadline) -> None:
         def put(txn: lmdb.Transaction[bytes], now: int) -> None:
             for key, value in batch:
                 self._tables.put(txn, key, value, now, self._expiry(now))

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import lmdb
 
+from prefix_cache.store import Value
+
 _INDEX = struct.Struct(">QQQ")
 _NUMBER = struct.Struct(">Q")
 _TOTAL = b"bytes"
@@ -65,7 +67,7 @@ class Tables:
         return txn.stat(self._index)["entries"]
 
     def put(
-        self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes, now: int, expires_at: int
+        self, txn: lmdb.Transaction[bytes], key: bytes, value: Value, now: int, expires_at: int
     ) -> None:
         """Write a value, as the one used last."""
         self.delete(txn, key)
@@ -151,7 +153,7 @@ class Tables:
         txn.put(_TOTAL, _NUMBER.pack(self.total(txn) + size), db=self._totals)
 
 
-def size_of(value: bytes) -> int:
+def size_of(value: Value) -> int:
     """Bytes that an entry takes on disk, whole pages and what belongs to it included."""
     return -(-(len(value) + _OVERHEAD) // _PAGE) * _PAGE
 

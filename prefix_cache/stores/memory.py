@@ -12,7 +12,7 @@ from typing import Self
 from urllib.parse import SplitResult
 
 from prefix_cache.errors import StoreConfigError, StoreError, StoreFault
-from prefix_cache.store import StoreOptions, StoreStats
+from prefix_cache.store import StoreOptions, StoreStats, Value
 from prefix_cache.stores.url import query_of
 
 
@@ -56,7 +56,7 @@ class MemoryStore:
         with self._lock:
             return [self._find(key) is not None for key in keys]
 
-    def put_many(self, items: Sequence[tuple[bytes, bytes]], deadline_s: float) -> None:
+    def put_many(self, items: Sequence[tuple[bytes, Value]], deadline_s: float) -> None:
         """See BlockStore."""
         with self._lock:
             self._check_open()
@@ -98,14 +98,14 @@ class MemoryStore:
             self._entries.clear()
             self._bytes = 0
 
-    def _put(self, key: bytes, value: bytes, ttl_s: float) -> None:
+    def _put(self, key: bytes, value: Value, ttl_s: float) -> None:
         """Whoever calls holds the lock."""
         self._drop(key)
         if len(value) > self._options.max_bytes:
             raise StoreError(StoreFault.FULL, f"{len(value)} bytes exceed the budget")
         while self._bytes + len(value) > self._options.max_bytes:
             self._drop(next(iter(self._entries)))
-        self._entries[key] = _Entry(value, self._clock() + ttl_s)
+        self._entries[key] = _Entry(bytes(value), self._clock() + ttl_s)
         self._bytes += len(value)
 
     def _find(self, key: bytes) -> _Entry | None:

@@ -17,7 +17,7 @@ from typing import Self, cast
 from urllib.parse import SplitResult, unquote
 
 from prefix_cache.errors import StoreConfigError, StoreError, StoreFault
-from prefix_cache.store import StoreOptions, StoreStats
+from prefix_cache.store import StoreOptions, StoreStats, Value
 from prefix_cache.stores.deadline import Deadline
 from prefix_cache.stores.url import count, option, query_of
 
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 8 * 2**20
 _CONNECTIONS = 64
 _PORT = 6379
 
-Command = tuple[bytes | str | int, ...]
+Command = tuple[Value | str | int, ...]
 Where = dict[str, str | int | None]
 
 
@@ -99,7 +99,7 @@ class RedisStore:
         replies = self._run([("EXISTS", self._options.key(key)) for key in keys], deadline_s)
         return [reply == 1 for reply in replies]
 
-    def put_many(self, items: Sequence[tuple[bytes, bytes]], deadline_s: float) -> None:
+    def put_many(self, items: Sequence[tuple[bytes, Value]], deadline_s: float) -> None:
         """See BlockStore."""
         self._run(
             [("SET", self._options.key(key), value, "PX", self._ttl_ms) for key, value in items],
@@ -200,7 +200,7 @@ def _chunks(commands: Sequence[Command]) -> list[list[Command]]:
     chunks: list[list[Command]] = []
     size = 0
     for command in commands:
-        length = sum(len(part) for part in command if isinstance(part, bytes))
+        length = sum(len(part) for part in command if isinstance(part, (bytes, memoryview)))
         full = not chunks or len(chunks[-1]) == _CHUNK_COMMANDS or size + length > _CHUNK_BYTES
         if full:
             chunks.append([])

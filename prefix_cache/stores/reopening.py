@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from prefix_cache.errors import StoreError, StoreFault
-from prefix_cache.store import BlockStore, StoreStats
+from prefix_cache.store import BlockStore, StoreStats, Value
 
 StoreT = TypeVar("StoreT", bound=BlockStore)
 
@@ -29,7 +29,7 @@ class ReopeningStore(Generic[StoreT]):
         """See BlockStore."""
         return self._opened(deadline_s).has_many(keys, deadline_s)
 
-    def put_many(self, items: Sequence[tuple[bytes, bytes]], deadline_s: float) -> None:
+    def put_many(self, items: Sequence[tuple[bytes, Value]], deadline_s: float) -> None:
         """See BlockStore."""
         self._opened(deadline_s).put_many(items, deadline_s)
 

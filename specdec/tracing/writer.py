@@ -8,6 +8,7 @@ import threading
 import time
 from itertools import islice
 
+from prefix_cache.priority import give_way
 from prefix_cache.quiet_log import QuietLog
 from specdec.tracing.record import RequestRecord
 from specdec.tracing.rules import TraceRules
@@ -62,6 +63,7 @@ class SpanWriter:
         self._thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
+        give_way()
         while (record := self._queue.get()) is not None:
             try:
                 self._write(record)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.letters import END, VOCABULARY, letter_tokenizer
 from deployments.choice_text import ChoiceText, place_prompt
 from deployments.logprobs import PlacedLogprobs, logprobs_form
 from specdec.detokenize import text_decoder, token_bytes
 from specdec.outputs import TokenLogprobs
 from specdec.params import SamplingParams
 from specdec.policy.stop import StopChecker
-from tests.letters import END, VOCABULARY, letter_tokenizer
 
 TOKENIZER = letter_tokenizer()
 DECODE = text_decoder(TOKENIZER)

@@ -13,7 +13,7 @@ from prefix_cache.codec import BlockCodec
 from prefix_cache.errors import StoreError, StoreFault
 from prefix_cache.keys import Identity, block_keys
 from prefix_cache.settings import PrefixCacheSettings
-from prefix_cache.store import StoreOptions, StoreStats
+from prefix_cache.store import StoreOptions, StoreStats, Value
 from prefix_cache.stores.memory import MemoryStore
 from prefix_cache.writer import Block
 
@@ -43,7 +43,7 @@ class TestStore(MemoryStore):
         self._called("has")
         return super().has_many(keys, deadline_s)
 
-    def put_many(self, items: Sequence[tuple[bytes, bytes]], deadline_s: float) -> None:
+    def put_many(self, items: Sequence[tuple[bytes, Value]], deadline_s: float) -> None:
         self._called("put")
         if self.full:
             raise StoreError(StoreFault.FULL, "as told")

@@ -37,7 +37,7 @@ DAMAGE: dict[str, tuple[Rejection, Callable[[bytes, bytes], bytes]]] = {
         lambda data, other: data[:8] + other[8:40] + data[40:96] + other[96:112] + data[112:],
     ),
     "junk": (Rejection.MAGIC, lambda data, _: b"x" * len(data)),
-    "newer schema": (Rejection.SCHEMA, lambda data, _: data[:4] + b"\2\0" + data[6:]),
+    "older schema": (Rejection.SCHEMA, lambda data, _: data[:4] + b"\1\0" + data[6:]),
 }
 
 
@@ -71,7 +71,7 @@ def test_a_bad_block_is_a_counted_miss_and_is_written_anew(damage: str, codec: B
     [
         (replace(CODEC, identity=replace(IDENTITY, weights=b"v").digest()), Rejection.IDENTITY),
         (replace(CODEC, identity=replace(IDENTITY, dtype="int8").digest()), Rejection.IDENTITY),
-        (replace(CODEC, identity=replace(IDENTITY, schema=2).digest()), Rejection.IDENTITY),
+        (replace(CODEC, identity=replace(IDENTITY, schema=1).digest()), Rejection.IDENTITY),
         (SECRET, Rejection.MAC),
         (replace(CODEC, payload_bytes=SIZE // 2), Rejection.SCHEMA),
     ],

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,9 +45,13 @@ def reason(
     return caught.value.reason
 
 
+def checksum(data: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(data) + bytes(16)
+
+
 def resealed(data: bytes) -> bytes:
     """With a right checksum, which anybody can make where there is no secret."""
-    return data[:-32] + hashlib.sha256(data[:-32]).digest()
+    return data[:-32] + checksum(data[:-32])
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -58,9 +63,9 @@ def test_what_was_encoded_is_decoded(codec: BlockCodec) -> None:
 
 def test_stored_bytes_are_laid_out_as_the_module_says() -> None:
     data = PLAIN.encode(KEY, TOKENS, payload())
-    header = HEADER.pack(b"KVBL", 1, 0, 0, KEY, b"i" * 32, SIZE, SIZE, 5, 4)
+    header = HEADER.pack(b"KVBL", 2, 0, 2, KEY, b"i" * 32, SIZE, SIZE, 5, 4)
     body = header + struct.pack("<5I", *TOKENS) + bytes(12) + payload()
-    assert data == body + hashlib.sha256(body).digest()
+    assert data == body + checksum(body)
     mac = hashlib.blake2b(key=b"s" * 16, digest_size=32, person=b"prefix_cache")
     body = body[:7] + b"\1" + body[8:]
     mac.update(body)
@@ -102,7 +107,7 @@ def test_each_mismatch_has_its_reason() -> None:
     data = PLAIN.encode(KEY, TOKENS, payload())
     assert reason(PLAIN, b"") is Rejection.TRUNCATED
     assert reason(PLAIN, b"JUNK" + data[4:]) is Rejection.MAGIC
-    assert reason(PLAIN, data[:4] + b"\2" + data[5:]) is Rejection.SCHEMA
+    assert reason(PLAIN, data[:4] + b"\1" + data[5:]) is Rejection.SCHEMA
     assert reason(replace(PLAIN, identity=b"j" * 32), data) is Rejection.IDENTITY
     assert reason(PLAIN, data, key=OTHER_KEY) is Rejection.KEY
     assert reason(PLAIN, data, tokens=[3, 1, 4, 1, 6]) is Rejection.TOKENS
@@ -133,7 +138,7 @@ def sealed(
     stored: bytes, compression: int, stored_size: int | None = None, size: int = SIZE
 ) -> bytes:
     header = HEADER.pack(
-        *(b"KVBL", 1, compression, 0, KEY, b"i" * 32),
+        *(b"KVBL", 2, compression, 2, KEY, b"i" * 32),
         *(size, len(stored) if stored_size is None else stored_size, 5, 4),
     )
     return resealed(header + struct.pack("<5I", *TOKENS) + bytes(12) + stored + bytes(32))

@@ -50,6 +50,15 @@ def test_any_bytes_are_values(store: BlockStore) -> None:
     assert store.get_many([key(n) for n in range(len(values))], SOON) == values
 
 
+def test_a_buffer_may_change_once_it_is_put(store: BlockStore) -> None:
+    buffers = [bytearray(value(n, size)) for n, size in enumerate((10, 20_000, 3_000_000))]
+    store.put_many([(key(n), memoryview(buffer)) for n, buffer in enumerate(buffers)], SOON)
+    for buffer in buffers:
+        buffer[:] = bytes(len(buffer))
+    expected = [value(n, size) for n, size in enumerate((10, 20_000, 3_000_000))]
+    assert store.get_many([key(n) for n in range(3)], SOON) == expected
+
+
 def test_any_bytes_are_keys(store: BlockStore) -> None:
     keys = [b"\r\n" * 16, b"\0" * 32, b"\xff" * 32, b"*" * 32, b" " * 32]
     store.put_many([(k, k * 2) for k in keys], SOON)

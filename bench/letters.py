@@ -1,4 +1,4 @@
-"""A tokenizer of single letters, and tiny models that speak it."""
+"""A tokenizer of single letters, in which any text can be written, JSON as well."""
 
 from __future__ import annotations
 
